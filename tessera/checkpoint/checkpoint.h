@@ -53,8 +53,8 @@ struct Manifest;  // checkpoint/manifest.h
 
 class CheckpointWriter {
  public:
-  // No communication. Rank 0 deletes the remains of interrupted saves from the folder, so no other writer may use this
-  // folder at the same time.
+  // Makes a writer for the checkpoint folder of `options`. Rank 0 deletes the remains of interrupted saves from this
+  // folder, so no other writer may use the folder at the same time. No communication.
   explicit CheckpointWriter(CheckpointOptions options);
   ~CheckpointWriter();  // waits until this rank has written its files; errors are logged
   CheckpointWriter(const CheckpointWriter&) = delete;

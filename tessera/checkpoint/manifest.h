@@ -27,7 +27,8 @@ struct Manifest {
   nlohmann::json extra;
 
   std::string dump() const;
-  // Error kFormat, naming `path`, for text that is not a manifest of this version or names files outside the folder.
+  // Parses the text of a manifest file. Error kFormat, which names `path`, for text that is not a manifest of this
+  // version or that names files outside the checkpoint's folder.
   static Manifest parse(const std::string& text, const std::filesystem::path& path);
 };
 

@@ -62,7 +62,7 @@ struct CheckpointContents {
 // The path of a name in the nested state dict: {"model", "a.weight"} for "model.a.weight".
 DcpPath planner_path(const std::string& name);
 
-// Error kShape for placements that cannot be saved.
+// Checks that all placements of the tensors can be saved. Error kShape for a Partial placement.
 void check_placements(const NamedTensors& tensors);
 // Selects the chunks of tensors and the objects that this rank writes. The chunks are views of `tensors`.
 RankSnapshot plan_snapshot(const NamedTensors& tensors, const NamedObjects& objects, WriterAssignment assignment);

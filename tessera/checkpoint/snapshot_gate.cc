@@ -31,9 +31,9 @@ void SnapshotGate::mark_copied() {
   changed_.notify_all();
 }
 
-// The owner's thread must call this function, because only this thread changes the tensors. So no tensor can change
-// between the end of the copies and the comparison of the counters: a version counter that differs was incremented
-// before or during the copies.
+// The owner's thread, which called save(), must call this function, because only this thread changes the tensors. So no
+// tensor changes while the function waits for the copies and compares the version counters. A version counter that
+// differs was incremented before this call, when the copy of its tensor may not have been complete.
 void SnapshotGate::wait_and_check() {
   std::unique_lock lock(mutex_);
   if (checked_) return;

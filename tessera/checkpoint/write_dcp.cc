@@ -47,8 +47,9 @@ class DcpFolderWriter {
     readers_.emplace_back();
   }
 
-  // Writes all files and publishes the folder. `of_source` is the manifest of the source checkpoint; null: no manifest
-  // is written.
+  // Writes all files of the checkpoint and publishes its folder. `of_source` is the manifest of the checkpoint from
+  // which the tensors come: a copy of it with the new files and the new number of ranks becomes manifest.json. Null: no
+  // manifest is written.
   void publish(const Manifest* of_source) {
     for (int rank = 0; rank < ranks_; ++rank) write_rank(rank);
     contents_.publish_metadata(folder_.path());

@@ -148,11 +148,13 @@ std::string CheckpointWriter::Impl::write(const std::filesystem::path& staged) {
   return report;
 }
 
-// Publishes the checkpoint on rank 0. Returns "" or the error.
+// On rank 0, after all ranks have written their files: writes the checkpoint's metadata and manifest, gives its folder
+// its final name, and names it in LATEST. Returns "", or the error message; after an error the staged folder is
+// deleted.
 std::string CheckpointWriter::Impl::publish(const std::vector<std::string>& reports, Manifest manifest,
                                             const std::filesystem::path& staged) {
-  // All ranks' files are complete, so publishing must go on even if another rank fails meanwhile: hold() delays the end
-  // of the process by the monitor.
+  // All ranks' files are complete, so publishing must go on even if another rank fails meanwhile. Therefore hold()
+  // makes the monitor wait longer before it ends this process.
   const auto hold = options.world->monitor().hold();
   try {
     CheckpointContents contents;

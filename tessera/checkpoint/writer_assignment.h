@@ -27,10 +27,11 @@ namespace tessera {
 // message lists the DTensors of this rank whose mesh does not consist of exactly these ranks, each with the lowest rank
 // of its mesh.
 std::string partial_mesh_claims(const NamedTensors& tensors, const std::vector<int>& holders);
-// Chooses, for each DTensor that a rank of `holders` lists in its message, the mesh whose ranks write the DTensor.
-// `claims` has one message for each rank of the world: the results of partial_mesh_claims(). In ChosenMeshes the key is
-// the DTensor's position in the `tensors` of partial_mesh_claims(), and the value is the lowest rank of the chosen
-// mesh.
+// `claims` has the message of each rank of the world, in rank order: the result of its partial_mesh_claims(). `holders`
+// is the argument of this rank's partial_mesh_claims(). For each DTensor that the message of one of the holders lists,
+// chooses the mesh whose ranks write the DTensor: of the meshes in these messages the one with the lowest rank. In
+// ChosenMeshes the key is the DTensor's position in the `tensors` of partial_mesh_claims(), and the value is the lowest
+// rank of the chosen mesh.
 using ChosenMeshes = std::map<size_t, int>;
 ChosenMeshes choose_meshes(const std::vector<std::string>& claims, const std::vector<int>& holders);
 

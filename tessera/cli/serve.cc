@@ -222,7 +222,8 @@ int run_serve(VerbArguments args) {
     run_engine_follower(*model, *world->group());  // until rank 0 ends; rank 0 handles the signals
     return 0;
   }
-  // If another rank dies, the engine's thread ends wait() with the error, so that the server does not wait for ever.
+  // If another rank dies, the scheduler passes the error to the function that signals.end() returned. Then
+  // signals.wait() throws the error, so that the server does not wait for ever.
   serve::Scheduler scheduler(model,
                              {.pages = Engine::pages_for(served.cache_tokens),
                               .max_sequences = flags.limits.sequences,

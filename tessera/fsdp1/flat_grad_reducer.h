@@ -46,7 +46,8 @@ class FlatGradReducer {
 
   // Allocates the gradient buffer, filled with zeros, unless it exists.
   void allocate_buffer();
-  // Adds a gradient of the member's shape, with any strides.
+  // Adds `gradient` to the gradient of the original parameter number `member` in the gradient buffer. `gradient` has
+  // the shape of this parameter and any strides.
   void add(size_t member, const at::Tensor& gradient);
   bool has_buffer() const { return buffer_.defined(); }  // whether there is a gradient buffer
   // Starts the reduction. The sum over the ranks is divided by `divide`.

@@ -329,8 +329,9 @@ std::vector<size_t> FlatParamGroup::trainable() const {
 }
 
 std::vector<at::Tensor> FlatParamGroup::leaves(const std::vector<size_t>& trainable) const {
-  // An activation checkpoint around the unit puts another autograd leaf into the module's field for the recomputation.
-  // The gradients are then those of that leaf, not of `flat_` or `piece`.
+  // If an activation checkpoint wraps the unit, then during its recomputation the module members that forward reads
+  // (`flat_shown_` or Member::shown) hold another autograd leaf. The gradients are then computed for that leaf, and not
+  // for `flat_` or Member::piece.
   const auto shown_or = [](const at::Tensor& shown, const at::Tensor& leaf) {
     return shown.is_leaf() && shown.requires_grad() ? shown : leaf;
   };

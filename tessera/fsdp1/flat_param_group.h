@@ -95,9 +95,10 @@ class FlatParamGroup : public ShardedParamGroup {
     bool gradients = false;
   };
   void gather_full_params(const SummonMode& mode);
-  // Restores the sharded parameters. With `writeback` the present values of the whole parameters are first copied into
-  // the shard, and their gradients into the gradients of the pieces. Error kShape for a parameter that was replaced by
-  // one of another shape; the sharded parameters are then restored and unchanged. No communication.
+  // Restores the sharded parameters. With `writeback` the present values of the whole parameters are also copied into
+  // the shard and, if SummonMode::gradients was set, the gradients of the whole parameters into the gradients of the
+  // sharded parameters (Member::piece). Error kShape if a whole parameter was replaced by a tensor of another shape;
+  // the sharded parameters are then restored with their old values. No communication.
   void restore_sharded_params(bool writeback);
 
  private:

@@ -53,9 +53,10 @@ struct ShardParamInfo {
 
 class FlatParameterLayout {
  public:
-  // Errors kShape, with PyTorch's messages where PyTorch has the check: no members; members of different dtypes or
-  // devices; dtypes that are not floating point; mixed requires_grad without use_orig_params; strides that leave gaps
-  // or overlap (PyTorch flattens such members wrongly).
+  // Makes the layout of the flat parameter of `members`, which is sharded over `world_size` ranks. Errors kShape, with
+  // PyTorch's messages where PyTorch has the check: no members; members of different dtypes or devices; dtypes that are
+  // not floating point; mixed requires_grad without use_orig_params; strides that leave gaps or overlap (PyTorch
+  // flattens such members wrongly).
   static FlatParameterLayout make(std::vector<FlatMember> members, std::vector<SharedFlatMember> shared,
                                   const FlatParameterOptions& options, int64_t world_size);
 

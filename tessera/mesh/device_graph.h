@@ -48,7 +48,7 @@ using GraphPoolFactory = std::function<std::shared_ptr<GraphPool>(c10::Device de
 // Sets the function that makes graph pools for a device type; replaces an earlier one. Thread-safe.
 void register_device_graphs(c10::DeviceType type, GraphPoolFactory factory);
 bool has_device_graphs(c10::DeviceType type);
-// Error kConfig if there are no graphs for the type of the device.
+// Makes a GraphPool for `device`. Error kConfig if has_device_graphs() is false for the type of the device.
 std::shared_ptr<GraphPool> make_graph_pool(c10::Device device);
 
 // Captures the launches of `work` on `stream`. If `work` throws, capture() rethrows and the graph must not be used.

@@ -46,8 +46,8 @@ std::shared_ptr<DeviceMesh> DeviceMeshBuilder::make(const std::shared_ptr<comm::
   return mesh;
 }
 
-// Enumerates the coordinates over `dims`, of which the last varies fastest, with this rank's coordinate on all other
-// dims. Hence every rank of the group computes the same list.
+// Returns the ranks whose coordinates on all dims other than `dims` equal this rank's. They are in the order of their
+// coordinates over `dims`, of which the last dim varies fastest. Hence each of these ranks computes the same list.
 std::vector<int> DeviceMeshBuilder::ranks_over(const DeviceMesh& mesh, const std::vector<int64_t>& dims) {
   int64_t count = 1;
   for (const int64_t dim : dims) count *= mesh.shape_[dim];

@@ -80,17 +80,21 @@ struct DeviceMeshBuilder {
   static MeshPtr make_root(const std::shared_ptr<comm::World>& world, c10::DeviceType type,
                            const std::vector<int64_t>& shape, const std::vector<std::string>& names,
                            std::vector<int> ranks);
-  // Error kShape for a name that is neither a dim of the mesh nor registered by flatten().
+  // Returns the NamedDim of the dim `name` of the mesh, or of the flattened dim that flatten() registered under this
+  // name. Error kShape if there is neither.
   static NamedDim named_dim(const DeviceMesh& mesh, const std::string& name);
   // Makes the submesh with these dims and ranks.
   static MeshPtr make_submesh(const DeviceMesh& from, const std::vector<NamedDim>& dims, std::vector<int> ranks);
   // A copy of RootMeshState::layouts; locks its mutex.
   static std::vector<DeviceMesh::RootMeshState::MeshLayout> layouts_of(const DeviceMesh& mesh);
-  // The submesh over `dims`, of which at least one was made by flatten(). Its ranks come from a layout of the root that
-  // contains all dims; Error kShape if there is none.
+  // Returns the submesh over `dims`, of which at least one was made by flatten(). A single dim already has its list of
+  // ranks. For several dims the ranks come from the first layout of the root mesh (RootMeshState::layouts) that
+  // contains all of `dims` (for a dim made by flatten(): the dims that were flattened). Error kShape if no layout
+  // contains them, or if `dims` overlap or are in another order than in that layout.
   static MeshPtr slice_flattened(const DeviceMesh& from, const std::vector<NamedDim>& dims);
-  // The submesh over the dims of both meshes, taken from a layout of the root that contains all of them; null if there
-  // is none.
+  // Returns the submesh over the dims of `first` and `second`. Its ranks come from a layout in RootMeshState::layouts
+  // that contains all these dims. Returns null if no layout contains them, if the two meshes have different roots, or
+  // if a mesh has no dim names.
   static MeshPtr concatenate(const DeviceMesh& first, const DeviceMesh& second);
   static void set_group(const DeviceMesh& mesh, int64_t dim, const std::shared_ptr<comm::Group>& group);
   // Returns the process group of `slot`, a GroupSlot of the mesh. The first call creates the group. Error kShape on a

@@ -38,7 +38,7 @@ struct GradientMarks {
   std::map<std::string, double> grad_divisors = {};
 };
 
-// Returns the marks of a module; null if the module has none.
+// Returns the GradientMarks of a module; null if the module does not derive from GradientMarks.
 inline const GradientMarks* gradient_marks(const Module& module) { return dynamic_cast<const GradientMarks*>(&module); }
 
 }  // namespace tessera::nn

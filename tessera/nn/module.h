@@ -72,8 +72,9 @@ struct ForwardCall {
   std::optional<std::vector<int64_t>> numbers;
   ForwardFunction run;  // runs forward with its wrapper on other tensors in place of `tensors`
 };
-// Runs in place of forward and its wrapper, for CUDA graphs of a layer. It is used only in grad mode; hooks run outside
-// of it. It returns the result of the call, or nullopt; after nullopt, forward runs as usual.
+// A function that a module call runs in place of forward and its ForwardWrapper, to replay the CUDA graph of a layer.
+// It is called only in grad mode, after the module's pre-forward hooks and before its post-forward hooks. It returns
+// the result of the call, or nullopt; after nullopt, forward runs as usual.
 using ForwardReplay = std::function<std::optional<at::Tensor>(Module&, const ForwardCall&)>;
 
 class Module {
@@ -116,7 +117,8 @@ class Module {
   void remove_hook(int id);
   bool has_registered_hooks() const { return !pre_hooks_.empty() || !post_hooks_.empty(); }
   bool has_hooks() const { return has_registered_hooks() || wrapper_ || replay_; }
-  // A module has at most one wrapper. An empty function removes the wrapper.
+  // Sets the ForwardWrapper of this module, in place of an earlier one: a module has at most one. An empty function
+  // removes the ForwardWrapper.
   void set_forward_wrapper(ForwardWrapper wrapper) { wrapper_ = std::move(wrapper); }
   const ForwardWrapper& forward_wrapper() const { return wrapper_; }
   // A module has at most one ForwardReplay; an empty function removes the ForwardReplay. A ForwardReplay has no effect

@@ -132,8 +132,9 @@ struct ShardGroups {
   const DeviceMesh* ep = nullptr;
 };
 
-// Returns the sums over this rank's gradients: numbers on the host for PowerSum, tensors on the device for
-// SquaresOnDevice.
+// Returns one sum for each list of this rank's gradients in `gradients`: of |x|^p (for the infinity norm the largest
+// |x|) with PowerSum, of squares with SquaresOnDevice. The sums of PowerSum are numbers on the host; those of
+// SquaresOnDevice are tensors on the device.
 template <class Power>
 auto local_sums(const Gradients& gradients, const Power& power) {
   SumsByMesh<decltype(power.of(gradients.plain))> sums{power.of(gradients.plain), power.of(gradients.plain_experts)};
@@ -279,7 +280,9 @@ at::Tensor grad_norm_tensor(const std::vector<at::Tensor>& parameters) {
 
 namespace {
 
-// Adds `more` to `sums`. Both use the same meshes.
+// Adds each sum in `more` to the sum of the same kind in `sums`: the sum of plain gradients, and for each mesh the sum
+// of the DTensor gradients on this mesh. A mesh that `sums` does not list yet is added to the list. plain_experts is
+// not added, because GradNormAccumulator has no local experts.
 template <class Number, class Power>
 void add_sums(SumsByMesh<Number>& sums, const SumsByMesh<Number>& more, const Power& power) {
   sums.plain = power.add(sums.plain, more.plain);

@@ -44,8 +44,8 @@ double get_grad_norm(const std::vector<at::Tensor>& parameters, double norm_type
 // Returns the norm where plain gradients are this rank's shards: their sums are reduced over dp_cp_group, then over
 // tp_group. The sums of DTensors are reduced over their own meshes. dtype is the least precise dtype that the sums may
 // have, float32 or float64; the sums are float64 in both cases. COLLECTIVE over both groups, then over the meshes.
-// Errors, the same on all ranks: kConfig for norm_type and dtype; kShape for a group that is neither one dim nor
-// several flattened dims of the DTensors' meshes.
+// Errors, the same on all ranks: kConfig for another norm_type (as above) or another dtype; kShape for a group that is
+// neither one dim nor several flattened dims of the DTensors' meshes.
 double get_grad_norm(const std::vector<at::Tensor>& parameters, comm::Group& dp_cp_group, comm::Group& tp_group,
                      double norm_type = 2.0, at::ScalarType dtype = at::kFloat);
 

@@ -212,7 +212,8 @@ class Optimizer {
   // Updates `value` of each element of `updates`. All these tensors have one dtype, one device and one parameter group,
   // whose settings are `group`. The `step` of each entry already counts this update.
   virtual void apply(const std::vector<ParameterUpdate>& updates, const SettingsGroup& group) = 0;
-  // Error kConfig for settings that apply() does not support; `verb` names the caller in the message.
+  // Checks the settings of a parameter group: raises Error kConfig for settings that apply() does not support. `verb`
+  // names the caller in the message.
   virtual void check(const Hyperparameters& settings, const char* verb) const = 0;
   virtual std::vector<std::string> state_names(const Hyperparameters& settings) const = 0;
   virtual bool communicates() const { return false; }  // whether apply() communicates

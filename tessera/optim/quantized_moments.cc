@@ -13,7 +13,10 @@
 namespace tessera::optim {
 namespace {
 
-// Calls visit(local, count, block) for runs of elements within one block, from several threads.
+// Divides the shard `region` of a parameter into runs of elements. The elements of a run are consecutive in this rank's
+// local tensor and lie in one block of kMomentBlock elements of the whole flattened parameter. Calls visit(local,
+// count, block) for each run, from several threads: `local` is the index of the run's first element in the local
+// tensor, `count` its number of elements, and `block` the index of the block.
 template <class Visit>
 void for_each_block_part(const ShardRegion& region, const Visit& visit) {
   tessera::for_each_contiguous_range(region, [&](int64_t local, int64_t global, int64_t count) {

@@ -27,7 +27,8 @@ inline constexpr int64_t kMomentBlock = 256;
 // Returns whether a parameter of this size has 8-bit moments: at least 4096 elements, and a multiple of kMomentBlock.
 bool is_quantized(int64_t numel);
 
-// Error kConfig for a device that does not support 8-bit moments. `parameter` is the parameter's name for the message.
+// Checks that 8-bit moments are supported on `device`; Error kConfig if not. `parameter` is the parameter's name for
+// the message.
 void check_moment_device(c10::Device device, const std::string& parameter);
 
 // 256 ascending values in [-1, 1], or [0, 1]: the dynamic map of bitsandbytes, float32.

@@ -12,7 +12,7 @@
 
 namespace tessera::report {
 
-// Error kConfig if `path` exists and is not a report of this program.
+// Checks that a report may be written to `path`: Error kConfig if `path` exists and is not a report of this program.
 void check_report_path(const std::filesystem::path& path);
 // Writes the file; it appears completely or not at all. Errors as check_report_path(); kIo.
 void write_report(const std::filesystem::path& path, std::string_view content);

@@ -53,7 +53,8 @@ std::vector<size_t> thinned_rows(const MetricSeries& steps, size_t max_rows) {
     return kept;
   }
   const auto found = steps.columns.find("loss");
-  // A loss that is not finite counts as the largest, so that its row is kept.
+  // Returns the loss of a row. A loss that is not finite or is missing is returned as infinity. The loop below keeps
+  // the row with the largest loss of each range, so a range with such losses keeps one of these rows.
   const auto loss = [&](size_t row) {
     const double value = found == steps.columns.end() ? kMissing : found->second[row];
     return std::isfinite(value) ? value : std::numeric_limits<double>::infinity();

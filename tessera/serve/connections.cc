@@ -50,11 +50,11 @@ int64_t Connections::count_open(const std::string* address) const {
 }
 
 // Shuts down one connection of this address (null: of any address). The order of preference: a connection whose first
-// header is late; an idle one; one whose first header is still on time; one whose body is arriving or whose reply is
-// being sent. Among equals the connection that has been in its stage longest is chosen. Returns false when every such
-// connection is in kAnswer or already shut down. The socket is only shut down here, not closed. The connection's own
-// thread notices the shutdown and closes the socket, so the file descriptor cannot be reused while that thread still
-// uses it.
+// header is late; an idle one; one whose first header is still on time; one in ConnectionStage::kBody or kReply. Among
+// equals the connection that has been in its stage longest is chosen. Returns false when every connection of this
+// address is in ConnectionStage::kAnswer (its answer is being computed or sent) or already shut down. The socket is
+// only shut down here, not closed. The connection's own thread notices the shutdown and closes the socket, so the file
+// descriptor cannot be reused while that thread still uses it.
 bool Connections::shut_down_silent_connection(const std::string* address) {
   const auto now = Clock::now();
   const auto shutdown_priority = [&](const Connection& connection) {

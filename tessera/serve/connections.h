@@ -41,8 +41,9 @@ class Connections {
   Connections& operator=(const Connections&) = delete;
 
   // Whether to accept a connection from `address` (limited_address). If the open connections, of this address or in
-  // all, have reached their limit, first shuts down one of them that is not in kAnswer. Returns false when this address
-  // has reached its limit and all its connections are in kAnswer. An empty address has no limit of its own.
+  // all, have reached their limit, first shuts down one of them whose stage is not ConnectionStage::kAnswer. Returns
+  // false when this address has reached its limit and all its connections are in the stage kAnswer. An empty address
+  // has no limit of its own.
   bool admit(const std::string& address);
   // `key` identifies the connection in the calls below.
   void opened(const void* key, int socket, const std::string& address);  // the connection begins in kHeader

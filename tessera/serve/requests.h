@@ -57,8 +57,8 @@ struct CompletionRequest {
   bool one_tool_call = false;  // an answer ends after its first tool call
 };
 
-// `body` is the JSON text of the request. ApiError 400 for a wrong request, 404 for another model, 503 when the
-// requests in progress leave no memory for the grammar that this request needs (AnswerForms::of).
+// Reads and checks a request. `body` is the JSON text of the request. ApiError 400 for a wrong request, 404 for another
+// model, 503 when the requests in progress leave no memory for the grammar that this request needs (AnswerForms::of).
 CompletionRequest read_request(std::string_view body, Endpoint endpoint, const ServedModel& served);
 
 }  // namespace tessera::serve

@@ -144,8 +144,8 @@ EngineCounts Scheduler::counts() const {
   return counts;
 }
 
-// Passes the queued requests to the engine. The lock is released during Engine::add(), so submit() and counts() do not
-// wait for it.
+// Passes the queued requests to the engine. `lock` holds `mutex_`, which is released during Engine::add(), so that
+// submit() and counts() do not wait for Engine::add().
 void Scheduler::start_queued_requests(std::unique_lock<std::mutex>& lock) {
   while (!queued_requests_.empty()) {
     auto queued = std::move(queued_requests_.front());

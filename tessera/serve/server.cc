@@ -118,8 +118,10 @@ struct EventStream {
   bool done = false;
 
   void event(const Json& json) { held += "data: " + dump_json(json) + "\n\n"; }
-  // Waits for the next piece of the answer (PendingReply::wait_for_piece) and adds its event to `held`. Returns false
-  // when no piece came and the client has gone.
+  // Waits for the next piece of the answer (PendingReply::wait_for_piece) and appends the piece as an event to `held`,
+  // the events that are still to be sent. After the last piece it also appends the events that end the stream; an
+  // ApiError is appended as an event, too. In both cases it sets `done`. Returns false when no piece came and the
+  // client has gone.
   bool wait() {
     try {
       std::optional<Json> chunk;

@@ -39,7 +39,7 @@ class TextOffsets {
  public:
   explicit TextOffsets(text::Tokenizer tokenizer, bool skip_special_tokens = true)
       : decoder_(std::move(tokenizer), skip_special_tokens) {}
-  // The position at which the text of `token`, the next token, begins.
+  // Takes `token`, the next token of the choice. Returns the position of its text in the choice's text.
   int64_t offset_of(int64_t token);
   // Adds text that comes before the next token and belongs to no token.
   void skip(std::string_view text);

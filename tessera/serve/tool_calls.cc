@@ -45,10 +45,11 @@ size_t partial_match_length(std::string_view text, std::string_view word) {
 
 }  // namespace
 
-// Reads held_, the text of the model that is not yet in `output`, until the state changes. Returns false when it needs
-// more text of the model. A message that begins with '{' or '[' stays in held_ until its end, because only the whole
-// JSON shows whether it is a call. After an opening tag the text stays in held_ until the closing tag comes. Other text
-// is added to `output`, except a suffix that may be the beginning of a tag.
+// Reads held_, the text of the model that is not yet in `output`, up to the next opening tag, and returns true; the
+// caller then calls advance() again. Returns false when more text of the model is needed. A message that begins with
+// '{' or '[' stays in held_ until its end, because only the whole JSON shows whether it is a call. After an opening tag
+// the text stays in held_ until the closing tag comes. Other text is added to `output`, except a suffix that may be the
+// beginning of a tag, and whitespace that may be before a call.
 bool ToolCallReader::advance(ToolCallOutput& output) {
   if (state_ == ReadState::kStart) {
     const auto first = held_.find_first_not_of(kSpaces);

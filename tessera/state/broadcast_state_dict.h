@@ -32,8 +32,9 @@ struct BroadcastStateOptions {
 // and for DTensors in rank 0's dict.
 void broadcast_state_dict(const StateDict& full, StateDict& local, const BroadcastStateOptions& options);
 
-// broadcast_state_dict() without communication: every rank passes the whole tensors in `full`. Keys that `local` does
-// not have are skipped. Error kShape for a value whose shape is not the DTensor's.
+// Stores the values of `full` in `local` by the rules of broadcast_state_dict(), but without communication: every rank
+// passes the whole tensors in `full`. Keys that `local` does not have are skipped. Error kShape for a tensor in `full`
+// that does not have the shape of the DTensor in `local`, and for a dict or ShardedTensor in `full`.
 void distribute_state_dict(const StateDict& full, StateDict& local, c10::Device device);
 
 }  // namespace tessera

@@ -20,9 +20,9 @@ namespace tessera {
 
 struct IterateOptions {
   bool cpu_offload = false;  // moves the tensors of the result to the CPU
-  // If set, the tensors of the result are copied into the tensors of this dict, and the result has the tensors of this
-  // dict. The companion must have the same keys and lengths, and tensors of the same sizes (for DTensors: local tensors
-  // of the same sizes). Error kShape "CompanionMismatch".
+  // If set, the tensors of the result are copied into the tensors of this dict, and the result then holds the tensors
+  // of this dict. This dict must have the keys and the list lengths of the input, and tensors of the result's sizes
+  // (for DTensors: local tensors of the same sizes); else Error kShape "CompanionMismatch".
   const StateDict* companion = nullptr;
   // Ranks that get a result; empty for all ranks. The other ranks call every collective too, and get an empty dict.
   std::vector<int> ranks_only = {};

@@ -112,9 +112,10 @@ std::shared_ptr<comm::Group> broadcasting_group(const ModelTensorNames& model, c
 c10::Device device_of(const ModelTensorNames& model, const comm::Group* group, std::string_view complaint) {
   std::optional<c10::Device> device;
   for (const auto& entry : model.entries()) {
-    // Local tensors without dims are skipped, because a scalar (a step, a scale) may be on the CPU although the model
-    // is on an accelerator. For a meta DTensor the device of its mesh is used, where its values will be. A plain meta
-    // tensor is skipped, because it has no device yet.
+    // All tensors must be on one device, which is returned. Local tensors without dims are not compared with the
+    // others, because a scalar (a step, a scale) may be on the CPU although the model is on an accelerator. A meta
+    // DTensor counts as on the device of its mesh, where its values will be. A plain meta tensor is not compared,
+    // because it has no device yet.
     const c10::NoGradGuard no_grad;
     const at::Tensor part = local_tensor_of(entry.tensor());
     auto own = part.device();

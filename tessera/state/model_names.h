@@ -29,6 +29,7 @@ class ModelTensorNames {
     at::Tensor* buffer = nullptr;
     const at::Tensor& tensor() const { return parameter ? parameter->parameter : *buffer; }
   };
+  // Lists the parameters and persistent buffers of the model with their names, as options.fqn_modifier changes them.
   // Error kConfig when two tensors get one name, for example from options.fqn_modifier.
   ModelTensorNames(nn::Module& model, const StateDictOptions& options);
 
@@ -36,7 +37,7 @@ class ModelTensorNames {
   const std::vector<NamedTensor>& entries() const { return entries_; }
   // Every name with the index of its tensor in entries(), in the order of the modules.
   const std::vector<std::pair<std::string, size_t>>& names() const { return names_; }
-  // Returns nullptr for a tensor that is not in the model.
+  // Returns the entry of entries() whose tensor is `parameter`, or nullptr if the model does not have this tensor.
   const NamedTensor* find(const at::Tensor& parameter) const;
 
  private:
@@ -57,8 +58,8 @@ std::shared_ptr<comm::Group> broadcasting_group(const ModelTensorNames& model, c
 // Returns the device of the model's local tensors. Tensors that are loaded into the model are sent between the ranks on
 // this device. Error kShape when the local tensors are on several devices; its message begins with `complaint`.
 c10::Device device_of(const ModelTensorNames& model, const comm::Group* group, std::string_view complaint);
-// Errors kConfig: broadcast_from_rank0 without full_state_dict, and keep_submodule_prefixes = false without exactly one
-// submodule.
+// Checks that the options fit together. Errors kConfig: broadcast_from_rank0 without full_state_dict, and
+// keep_submodule_prefixes = false without exactly one submodule.
 void check_options(const StateDictOptions& options);
 // Applies the options full_state_dict and cpu_offload to a dict. With full_state_dict this function calls
 // gather_state_dict(), and with both options also group_of(); it is COLLECTIVE where these functions are.

@@ -23,9 +23,9 @@
 
 namespace tessera {
 
-// `names` are the names of the parameters over all groups, in order. Keys of `state` that are in no group are kept.
-// Errors: `names` has more or fewer entries than the groups have parameters, a name occurs twice, or an id is in two
-// groups.
+// Replaces each parameter id by a name. `names` are the names of the parameters over all groups, in order. Keys of the
+// dict `state` that are in no group are kept. Errors: `names` has more or fewer entries than the groups have
+// parameters, a name occurs twice, or an id is in two groups.
 StateDict optimizer_dict_to_names(const StateDict& by_id, const std::vector<std::string>& names);
 
 // Replaces each name by its position over all groups. Keys of `state` that are in no group are kept.
@@ -36,9 +36,10 @@ StateDict optimizer_dict_to_ids(const StateDict& by_name);
 // values for one key.
 StateDict flatten_optimizer_dict(const StateDict& by_name);
 
-// `groups` lists the names of the parameters of each group. Keys of other parameters are ignored. A parameter without
-// any key is left out of its group. A parameter without a state gets no entry in `state`. Error: two parameters of one
-// group have different hyper-parameters.
+// Converts the flat form to the form by name. `groups` lists the names of the parameters of each group. Keys of `flat`
+// that belong to no parameter in `groups` are ignored. A parameter for which `flat` has no key is left out of its
+// group. A parameter for which `flat` has only "param_groups" keys gets no entry in `state`. Errors: two parameters of
+// one group have different hyper-parameters, a name occurs twice, or a key is not text.
 StateDict unflatten_optimizer_dict(const StateDict& flat, const std::vector<std::vector<std::string>>& groups);
 
 }  // namespace tessera

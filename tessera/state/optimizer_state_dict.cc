@@ -19,7 +19,8 @@
 namespace tessera {
 namespace {
 
-// Returns the parameters of each group by the names in the model, with all names of a shared parameter.
+// Returns, for each parameter group of `optimizer`, the names that its parameters have in `model`. A shared parameter
+// has several names, and all of them are returned.
 std::vector<detail::GroupNames> group_names(const optim::Optimizer& optimizer, const ModelTensorNames& model) {
   std::vector<detail::GroupNames> groups;
   for (const auto& group : optimizer.param_groups()) {

@@ -72,16 +72,16 @@ ModelAndOptimizerState get_state_dict(nn::Module& model, const std::vector<optim
                                       const StateDictOptions& options = {});
 
 // Copies values into the model.
-// - A value is a whole tensor, a DTensor with the layout of the parameter, or a ShardedTensor (COLLECTIVE over its
-// group).
-// - Names may have the prefixes of PyTorch's wrappers (_orig_mod, _fsdp_wrapped_module, _checkpoint_wrapped_module). A
-//   shared tensor may be in the dict under any of its names.
+// - A value is a whole tensor, a DTensor with the layout of the parameter, or a ShardedTensor (COLLECTIVE over
+//   the ShardedTensor's group).
+// - Names may have the prefixes of PyTorch's wrappers (_orig_mod, _fsdp_wrapped_module,
+//   _checkpoint_wrapped_module). A shared tensor may be in the dict under any of its names.
 // - Parameters and persistent buffers on the meta device are allocated (to_empty), so optimizers must be made
-// afterwards.
-//   Other buffers stay on the meta device.
-// - With broadcast_from_rank0 the function is COLLECTIVE over the group and sends one tensor at a time.
-// All checks come before the first change. Errors kShape: missing and unexpected keys with `strict`; a value of another
-// shape; different values under two names of one tensor; no value for a tensor on the meta device.
+//   afterwards. Other buffers stay on the meta device.
+// - With broadcast_from_rank0 the function is COLLECTIVE over StateDictOptions::group (or its default), and sends
+//   one tensor at a time.
+// All checks come before the first change. Errors kShape: missing and unexpected keys with `strict`; a value of
+// another shape; different values under two names of one tensor; no value for a tensor on the meta device.
 IncompatibleKeys set_model_state_dict(nn::Module& model, const StateDict& model_state_dict,
                                       const StateDictOptions& options = {});
 

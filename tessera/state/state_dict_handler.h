@@ -15,7 +15,8 @@ namespace tessera {
 class StateDictHandler {
  public:
   virtual ~StateDictHandler() = default;
-  // Returns false for a wrapped module without own parameters. The handler of such a module is not used.
+  // Returns whether the wrapper itself manages parameters of its module. False when nested wrapped modules manage all
+  // of them; the handler of such a module is not used.
   virtual bool has_parameters() const = 0;
   virtual StateDict get_model_state_dict(nn::Module& model, const StateDictOptions& options) const = 0;
   virtual IncompatibleKeys set_model_state_dict(nn::Module& model, const StateDict& values,

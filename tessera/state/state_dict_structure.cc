@@ -115,7 +115,8 @@ bool equal_sharded(const ShardedTensor* a, const ShardedTensor* b) {
   return true;
 }
 
-// Compares the structure of two trees, and their leaves with `leaves`.
+// Returns whether two trees have the same structure and leaves(a, b) is true for each leaf a of the first tree and the
+// leaf b at its place in the second tree.
 template <class Leaves>
 bool same_structure(const StateValue& a, const StateValue& b, const Leaves& leaves) {
   if (a.is_dict() && b.is_dict()) {

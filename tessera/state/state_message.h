@@ -15,18 +15,20 @@
 
 namespace tessera {
 
-// The part of a tensor that a message contains. Tensors without dims are always sent with their values.
+// What a message contains of each tensor. A tensor without dims is sent with its value in both cases.
 enum class TensorsInMessage {
   kValues,
   kShapes,  // dtype and shape only; decode_state returns a meta tensor, whose values are sent separately
 };
 
-// Errors kShape: a DTensor, a ShardedTensor, a sparse, quantised or undefined tensor, and with kValues a meta tensor.
-// Errors kFormat: text that is not UTF-8, containers nested more than 90 deep.
+// Encodes `value` as bytes for decode_state(). Errors kShape: a DTensor, a ShardedTensor, a sparse, quantised or
+// undefined tensor, and with kValues a meta tensor. Errors kFormat: text that is not UTF-8, containers nested more than
+// 90 deep.
 std::string encode_state(const StateValue& value, TensorsInMessage tensors = TensorsInMessage::kValues);
 
-// Returns new tensors on the CPU (on the meta device for kShapes). Error kFormat for bytes that encode_state did not
-// write.
+// Decodes the bytes that encode_state() has written. The tensors of the result are new tensors on the CPU, or meta
+// tensors if the message was written with TensorsInMessage::kShapes and the tensor has dims. Error kFormat for other
+// bytes.
 StateValue decode_state(std::string_view bytes);
 
 }  // namespace tessera

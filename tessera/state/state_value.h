@@ -47,7 +47,7 @@ class StateDict {
   // Returns nullptr for a key that is not in the dict.
   const StateValue* find(const StateKey& key) const;
   StateValue* find(const StateKey& key);
-  // Error kShape for a key that is not in the dict.
+  // Returns the value of `key`. Error kShape if the dict does not have the key.
   const StateValue& at(const StateKey& key) const;
   StateValue& at(const StateKey& key);
   // Inserts at the end, or overwrites the value of an existing key. Returns the stored value; a later insertion
@@ -107,7 +107,8 @@ class StateValue {
   bool is_tuple() const { return std::holds_alternative<StateTuple>(value_); }
   bool is_dict() const { return std::holds_alternative<StateDict>(value_); }
 
-  // Error kShape, which names both types, when the value has another type.
+  // These functions return the value as the type that the function is named after. Error kShape, which names the wanted
+  // type and the actual type, when the value has another type.
   const at::Tensor& tensor() const;
   at::Tensor& tensor();
   const std::shared_ptr<ShardedTensor>& sharded() const;

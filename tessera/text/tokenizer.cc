@@ -289,8 +289,8 @@ Tokenizer::Tokenizer(std::shared_ptr<const TokenizerData> state) : state_(std::m
 
 namespace {
 
-// Error kIo for a folder without tokenizer.json; the message names the tokenizer file of another format that the folder
-// holds.
+// Checks that `dir` has a tokenizer.json; Error kIo if not. The message then names the tokenizer file of another
+// format, if `dir` has one.
 void check_tokenizer_is_there(const std::filesystem::path& dir) {
   if (std::filesystem::exists(dir / "tokenizer.json")) return;
   for (const char* other : {"tekken.json", "tokenizer.model", "tiktoken.model", "vocab.json", "vocab.txt"}) {

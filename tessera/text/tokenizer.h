@@ -60,11 +60,12 @@ class Tokenizer {
   // `json` is the content of a tokenizer.json; error messages use `name` as the name of the file.
   static Tokenizer from_json(std::string_view json, std::string name);
 
-  // Error kConfig for a text of about 4 GiB or more; kFormat when a regular expression of the file needs too many steps
-  // for this text.
+  // Converts `text` to ids. Error kConfig for a text of about 4 GiB or more; kFormat when a regular expression of
+  // tokenizer.json needs too many steps for this text.
   std::vector<TokenId> encode(std::string_view text, const EncodeOptions& options = {}) const;
   Encoding encode_with_offsets(std::string_view text, const EncodeOptions& options = {}) const;
-  // Skips ids that have no token. The result is valid UTF-8.
+  // Returns the text of `ids`. Ids that have no token are skipped, and so are special tokens if `skip_special_tokens`
+  // is true. The result is valid UTF-8.
   std::string decode(std::span<const TokenId> ids, bool skip_special_tokens = true) const;
 
   // The bytes that a token adds in the middle of a text; they may be only a part of a character. For a special token
@@ -73,13 +74,14 @@ class Tokenizer {
 
   // The id of the token with exactly this string; nullopt when there is none.
   std::optional<TokenId> token_to_id(std::string_view token) const;
-  // Error kConfig for an id that has no token.
+  // Returns the string of the token with this id. Error kConfig for an id that has no token.
   const std::string& id_to_token(TokenId id) const;
   bool is_known(TokenId id) const;  // the id has a token
   // The largest id + 1, with added tokens: the number of rows that an embedding of all tokens has. The embedding of a
   // model may have fewer rows.
   size_t vocab_size() const;
-  // The tokens that tokenizer_config.json or special_tokens_map.json names; nullopt when they name none.
+  // The ids of the tokens that tokenizer_config.json or special_tokens_map.json names as bos_token, eos_token and
+  // pad_token; nullopt where neither file names a token that the tokenizer has.
   std::optional<TokenId> bos_id() const;
   std::optional<TokenId> eos_id() const;
   std::optional<TokenId> pad_id() const;

@@ -18,8 +18,8 @@ namespace tessera {
 
 class MappedFile {
  public:
-  // Error kIo when the file cannot be opened, is not a regular file or cannot be mapped. An empty file has an empty
-  // span.
+  // Maps the file `path`. Error kIo when the file cannot be opened, is not a regular file or cannot be mapped. For an
+  // empty file bytes() is empty.
   static std::shared_ptr<const MappedFile> open(const std::filesystem::path& path);
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;

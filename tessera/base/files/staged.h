@@ -27,8 +27,9 @@ namespace tessera {
 
 class StagedFile {
  public:
-  // `staging` is the folder of the temporary file, on the file system of PATH; empty: the folder of PATH. Error kIo
-  // when the file cannot be created.
+  // Creates the temporary file for `path`. `staging` is the folder of the temporary file and must be on the file system
+  // of `path`; if `staging` is empty, the temporary file is in the folder of `path`. Error kIo when the temporary file
+  // cannot be created.
   explicit StagedFile(std::filesystem::path path, const std::filesystem::path& staging = {});
   ~StagedFile();
   StagedFile(const StagedFile&) = delete;
@@ -49,7 +50,8 @@ class StagedFile {
 
 class StagedFolder {
  public:
-  // Error kIo when DIR exists and is not empty, or its parent cannot be written.
+  // Creates the temporary folder in the parent folder of `dir`. Error kIo when `dir` exists and is not an empty folder,
+  // or when its parent folder cannot be written.
   explicit StagedFolder(const std::filesystem::path& dir);
   ~StagedFolder();
   StagedFolder(const StagedFolder&) = delete;

@@ -30,7 +30,7 @@ std::string processor_model();
 // to 3.
 std::string core_mask();
 int count_cores(std::string_view mask);
-// The union of two masks.
+// The union of two core masks, both in the form of core_mask().
 std::string union_of_core_masks(std::string_view one, std::string_view other);
 int usable_cores();  // count_cores(core_mask()), at least 1
 

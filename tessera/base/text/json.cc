@@ -239,8 +239,8 @@ JsonReader JsonReader::child(std::string_view key, const Json& value) const {
   return {value, *this, ParentLink{.parent = link_, .key = key, .index = 0, .is_index = false}};
 }
 
-// Only messages need the path, so it is built here and not stored. A reader stores a ParentLink, which points to the
-// ParentLink of the parent reader.
+// Returns the path of the reader's value in the document, such as a.b[2]. Only error messages need the path, so it is
+// built here and not stored. A reader stores a ParentLink, which points to the ParentLink of the parent reader.
 std::string JsonReader::path() const {
   std::vector<const ParentLink*> links;
   for (const auto* link = link_.get(); link; link = link->parent.get()) links.push_back(link);

@@ -17,7 +17,8 @@ namespace tessera {
 
 inline constexpr size_t kQuotedBytes = 120;
 
-// Reads at most limit_bytes of `text`.
+// Returns `text` in the printable form that is described above. At most limit_bytes of `text` are read; if `text` is
+// longer, the result is cut and ends with "...".
 std::string escape(std::string_view text, size_t limit_bytes = kQuotedBytes);
 // escape() between single quotes.
 std::string quote(std::string_view text, size_t limit_bytes = kQuotedBytes);

@@ -30,8 +30,10 @@ struct GenerateFlags {
 // Makes prompts with the tokenizer and the chat template of the model, and holds the grammar of --json-schema.
 class Prompts {
  public:
-  // `token_rows`: number of rows of the model's embedding; a token id that is not below it is an error. Error kConfig
-  // with --chat for a folder without chat template, and for a JSON Schema that is not supported.
+  // Loads the tokenizer and chat template of the folder flags.model, and compiles the grammar of --json-schema.
+  // `token_rows` is the number of rows of the model's embedding; encode_text() and encode_messages() refuse token ids
+  // that are not below it. Error kConfig if --chat is given and the folder has no chat template, and for a JSON Schema
+  // that is not supported.
   Prompts(const GenerateFlags& flags, int64_t token_rows);
   const text::Tokenizer& tokenizer() const { return tokenizer_; }
   const std::optional<text::ChatTemplate>& chat() const { return chat_; }

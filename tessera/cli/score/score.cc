@@ -109,8 +109,8 @@ std::string read_input(const std::string& path) {
 // Rank 0 reads the input (standard input exists only there) and broadcasts it. COLLECTIVE over the world.
 std::string shared_input(const std::string& path, comm::World& world) {
   if (world.size() == 1) return read_input(path);
-  // If rank 0 cannot read the file, attempt_together() throws on all ranks. Otherwise the other ranks would wait for a
-  // broadcast that rank 0 never starts.
+  // If rank 0 cannot read the file, attempt_together() throws on all ranks. Without attempt_together(), the other ranks
+  // would then wait for a broadcast that rank 0 never starts.
   std::string own;
   comm::attempt_together(*world.group(), [&] {
     if (world.rank() == 0) own = read_input(path);
@@ -142,7 +142,8 @@ class ScoreWriter {
   uint64_t written_ = 0;
 };
 
-// Sums over all records, for the log.
+// The counts of records, tokens, questions and right answers, and the sum of the log-probs, over all records.
+// log_totals() logs them.
 struct ScoreTotals {
   size_t records = 0, tokens = 0, questions = 0, right = 0, right_per_token = 0;
   double sum = 0;

@@ -102,7 +102,8 @@ ScoreRun::Scores ScoreRun::score(const std::vector<const ScoreSequence*>& sequen
   const auto& mesh = *run_mesh_.mesh();
   const bool sends_results =
       run_mesh_.is_counted() && mesh.local_rank(mesh.dim_of("cp")) == 0 && pipeline_.has_last_stage();
-  // For each rank: the data parallel rank whose results it sends, as text; empty if it sends none.
+  // For each rank, as text: the data parallel rank whose log-probs this rank sends in the all-gather of each round;
+  // empty if it sends none.
   const auto data_rank_of_sender = comm::all_gather_bytes(group, sends_results ? std::to_string(own) : "");
   Scores out{.logprobs = std::vector<std::vector<double>>(run_mesh_.is_rank_zero() ? sequences.size() : 0)};
   const auto keep = [&](size_t number, const double* values) {

@@ -35,7 +35,8 @@ class ScoreRun {
     std::vector<std::vector<double>> logprobs;  // on rank 0: of the scored tokens of each sequence; else empty
     std::optional<WrongLogProb> wrong{};        // the first one, the same on all ranks
   };
-  // `sequences` must be the same on all ranks. COLLECTIVE over the world.
+  // Computes the log-probs of the scored tokens of all sequences. `sequences` must be the same on all ranks. COLLECTIVE
+  // over the world.
   Scores score(const std::vector<const ScoreSequence*>& sequences);
 
  private:

@@ -37,8 +37,9 @@ struct BackendRequest {
 
 bool is_backend(std::string_view name);  // "auto", "shm", "gloo", "nccl"
 
-// COLLECTIVE over the ranks that share `store`, which no other group may use. Throws Error kConfig for "shm" when the
-// ranks cannot share memory, and libtorch's exceptions.
+// Chooses and makes this rank's back-end, as described above. COLLECTIVE over the ranks that share `store`; no other
+// group may use this store. Throws Error kConfig for "shm" when the ranks cannot share memory, and libtorch's
+// exceptions.
 c10::intrusive_ptr<c10d::Backend> choose_backend(const c10::intrusive_ptr<c10d::Store>& store,
                                                  const BackendRequest& request);
 

@@ -43,9 +43,9 @@ struct DeviceBackendRequest {
 // Settings of the groups that this process makes after set_device_backend_settings(). They must be equal on all ranks.
 struct DeviceBackendSettings {
   bool high_priority_streams = false;  // run collectives before other kernels that are ready
-  // Make communicators by ncclCommSplit where possible, which needs no rendezvous. Later groups of the same ranks are
-  // split from the first group of these ranks. The groups along the dims of a mesh are split from the group of all
-  // ranks.
+  // true: communicators are made by ncclCommSplit where possible, which needs no rendezvous. Later groups of the same
+  // ranks are split from the first group of these ranks. The groups along the dims of a mesh are split from the group
+  // of all ranks.
   bool split_groups = true;
 };
 void set_device_backend_settings(const DeviceBackendSettings& settings);
@@ -54,7 +54,8 @@ DeviceBackendSettings device_backend_settings();
 // Function that makes a back-end. COLLECTIVE over the ranks that share the request's store.
 using DeviceBackendMaker = std::function<c10::intrusive_ptr<c10d::Backend>(const DeviceBackendRequest&)>;
 
-// Registers the maker for a device type. A later registration replaces an earlier one.
+// Registers `maker` as the function that makes the back-ends of a device type. It replaces the maker that was
+// registered for this type before.
 void register_device_backend(c10::DeviceType type, DeviceBackendMaker maker);
 // Calls the maker that is registered for the device's type and returns its back-end. request.high_priority_streams is
 // overwritten by the value in device_backend_settings(). COLLECTIVE over the ranks that share the request's store.
@@ -68,8 +69,8 @@ std::string device_type_names();
 
 // Number of devices of the type that this process sees; 0 also when this libtorch has no such accelerator.
 int visible_devices(c10::DeviceType type);
-// Makes every rank of this process use this device of its type, e.g. one that the user named. A device without an index
-// removes the binding.
+// Binds `device`, for example one that the user named: device_of_rank() then returns `device` for this device type on
+// every rank of this process. A `device` without an index removes the binding for this type.
 void bind_device(c10::Device device);
 // Returns the CPU, or a rank's accelerator: the bound device, else the only visible device, else the device whose
 // number is the local rank.

@@ -31,8 +31,9 @@ struct GlooOptions {
   std::chrono::milliseconds timeout = std::chrono::minutes(5);
 };
 
-// COLLECTIVE over the ranks that share `store`, which no other group may use. Throws libtorch's errors, and Error kComm
-// that names a rank when another process has connected in place of that rank.
+// Makes this rank's back-end and connects it to all other ranks. COLLECTIVE over the ranks that share `store`; no other
+// group may use this store. Throws libtorch's errors, and Error kComm that names a rank when another process has
+// connected in place of that rank.
 c10::intrusive_ptr<c10d::Backend> make_gloo_backend(c10::intrusive_ptr<c10d::Store> store, const GlooOptions& options);
 
 }  // namespace tessera::comm

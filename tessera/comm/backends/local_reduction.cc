@@ -46,7 +46,7 @@ bool reduces_as_real(const at::Tensor& tensor, ReduceOp op) {
 
 c10d::ReduceOp::RedOpType to_c10d_op(ReduceOp op) {
   using RedOpType = c10d::ReduceOp::RedOpType;
-  // The array is in the order of ReduceOp's enumerators.
+  // kCarried has c10d's operation for each ReduceOp, in the order of ReduceOp's enumerators.
   constexpr std::array kCarried = {RedOpType::SUM, RedOpType::AVG, RedOpType::MIN, RedOpType::MAX, RedOpType::PRODUCT};
   return kCarried.at(static_cast<size_t>(op));
 }

@@ -15,8 +15,8 @@ namespace tessera::comm {
 
 // Returns what is missing on this host for NCCL (NCCL in libtorch, a driver, GPUs); "" when nothing is missing.
 std::string why_no_nccl(int ranks_on_host);
-// COLLECTIVE over the ranks that share the request's store. Throws Error kConfig with the text of why_no_nccl() and a
-// remedy when NCCL cannot be used.
+// Makes this rank's NCCL back-end for the group that `request` describes. COLLECTIVE over the ranks that share
+// request.store. Throws Error kConfig with the text of why_no_nccl() and a remedy when NCCL cannot be used.
 c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const DeviceBackendRequest& request);
 
 }  // namespace tessera::comm

@@ -141,8 +141,10 @@ void CollectiveStart::sign(SignatureFields call) {
   if (state_->monitor) state_->ticket = state_->monitor->start(state_->signature);
 }
 
-// A back-end that compares signatures itself (shared memory) is given the signature; for other back-ends, comm.check:
-// always gathers the signatures through the group first.
+// A back-end that compares signatures itself (shared memory) gets the signature by announce(). For other back-ends, if
+// the setting comm.check is "always" (CheckMode::kAlways), compare() runs before the call begins: for a collective it
+// compares the signatures of all ranks, for a send it sends the signature to the receiver. For a receive, prepare()
+// returns false, and the signatures are compared later (awaiting_sender()).
 bool CollectiveStart::prepare() {
   if (bytes_) CollectiveObserver::notify(op_, *bytes_, group_);
   state_->backend = c10::intrusive_ptr<c10d::Backend>::reclaim_copy(&group_.backend(device_));

@@ -60,7 +60,7 @@ class PendingCollective {
 // Reduces `tensor` over the ranks, in place.
 PendingCollective all_reduce(Group& group, const at::Tensor& tensor, ReduceOp op = ReduceOp::kSum,
                              std::string_view subject = "");
-// `output` holds size() times as many elements as `input`, in rank order.
+// Gathers the `input` of all ranks in `output`, in rank order. `output` holds size() times as many elements as `input`.
 PendingCollective all_gather_into(Group& group, const at::Tensor& output, const at::Tensor& input,
                                   std::string_view subject = "");
 // `input` holds size() times as many elements as `output`. Rank r receives the r-th part of the reduction.

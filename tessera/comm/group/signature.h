@@ -77,7 +77,8 @@ using RankSignature = std::pair<int, Signature>;
 // Text that shows the first two different calls, e.g. "rank 0 of the group calls all_reduce(sum) of float32 [4], rank 1
 // of the group broadcast(root 0) of float32 [4]. All ranks of a group must make the same calls in the same order".
 std::string disagreement(const std::vector<RankSignature>& calls);
-// Error kComm: ranks of a group made different calls where they must make the same one.
+// The error, of kind kComm, that is thrown when ranks of a group have made different calls although all ranks must make
+// the same call.
 class Disagreement final : public Error {
  public:
   explicit Disagreement(const std::string& message) : Error(ErrorKind::kComm, message) {}

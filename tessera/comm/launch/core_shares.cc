@@ -204,7 +204,8 @@ CoreShares share_cores(const HostCores& host, int ranks, PinMode mode, const Env
     if (const auto setting = user_affinity_setting(environment, each)) return *setting;
     if (mode == PinMode::kOn) return "";
     if (ranks == 1) return "one rank has all cores";
-    // With one core, the rank's watchdog, connection and checkpoint threads would wait for the computing thread.
+    // With PinMode::kAuto a rank is not bound to a single core, because the rank's watchdog, connection and checkpoint
+    // threads would then wait for the computing thread.
     if (each < 2) return "a rank would have one core";
     return "";
   };

@@ -74,7 +74,7 @@ RankRecord describe_this_rank(const RendezvousPoint& point) {
                                                     : own_address(point.host)};
 }
 
-// Error kConfig: the store at this address belongs to another run.
+// The Error (kConfig) that the store at the rendezvous address belongs to another run.
 class OtherRunError final : public Error {
  public:
   explicit OtherRunError(const std::string& message) : Error(ErrorKind::kConfig, message) {}

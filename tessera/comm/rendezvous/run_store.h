@@ -27,7 +27,8 @@ struct RunStoreAddress {
   int port = 0;
 };
 
-// Error kConfig: the server refused the connection, because of the token or the name of the run.
+// The Error (kConfig) that the server of a run's store refused the connection, because the client has a wrong token or
+// names another run.
 class RunStoreRefusal final : public Error {
  public:
   RunStoreRefusal(RunStoreAnswer why, std::string run, std::string who)
@@ -41,9 +42,10 @@ class RunStoreRefusal final : public Error {
 
 class RunStore final : public c10d::Store {
  public:
-  // Connects; tries again until the timeout. `server` is the store's server on the rank that runs it, and is kept
-  // alive. Throws RunStoreRefusal; c10::DistNetworkError when there is no answer, or when the peer is no store of this
-  // version.
+  // Connects to the store's server; tries again until the timeout. `server` is this server on the rank that runs it,
+  // null on other ranks; the RunStore keeps the server alive. Throws RunStoreRefusal when the server refuses the
+  // connection, because of the token or the name of the run; c10::DistNetworkError when there is no answer until the
+  // timeout, or when the peer is no store of this version.
   RunStore(RunStoreAddress address, RunIdentity identity, std::chrono::milliseconds timeout,
            std::shared_ptr<RunStoreServer> server = nullptr);
 

@@ -31,7 +31,8 @@ struct RunStoreStatistics {
 
 class RunStoreServer {
  public:
-  // Error kIo when the system gives no descriptors.
+  // Starts the thread that serves the store to the clients of `listener`. Error kIo when the system gives no file
+  // descriptors.
   RunStoreServer(UniqueFd listener, RunIdentity identity);
   ~RunStoreServer();
   RunStoreServer(const RunStoreServer&) = delete;

@@ -1,16 +1,17 @@
-// The progress engine of one rank in a shared-memory group. It advances the rank's started collectives, in the order of
-// their start, and its messages.
+// The progress engine of one rank in a shared-memory group. It advances the rank's started collectives, in the
+// order of their start, and its messages.
 //
 //   auto work = c10::make_intrusive<CollectiveWork>(engine, ...);
 //   engine->start(work);      // writes the first slot if the group is idle, so peers need not wait for this rank
 //   work->wait();             // advances this and all other works here, unless another thread does
 //
-// One thread at a time "drives" the engine: it steps the front collective and the messages, whose steps never block,
-// and sleeps at the rank's bell when nothing can move. A thread that waits for a work drives until that work has ended.
-// While no thread waits, a worker thread is woken by the bell when peers may need this rank, so started works advance
-// while the caller computes. The worker is made when it is first needed. Steps that no peer waits for are left to the
-// caller's wait() or isCompleted(). The lock is never held while data is copied. The first failure aborts the group,
-// and all started and later works fail with its reason. Thread-safe.
+// One thread at a time "drives" the engine: it steps the collective that was started first and has not ended, and
+// the messages. These steps never block. When nothing can move, the thread sleeps at the rank's bell. A thread that
+// waits for a work drives until that work has ended. While no thread waits, a worker thread is woken by the bell
+// when peers may need this rank, so started works advance while the caller computes. The worker is made when it is
+// first needed. Steps that no peer waits for are left to the caller's wait() or isCompleted(). The engine's mutex
+// is never held while data is copied. The first failure aborts the group, and all started and later works fail with
+// its reason. Thread-safe.
 #pragma once
 
 #include <atomic>
@@ -69,8 +70,10 @@ class Engine {
   using Lock = std::unique_lock<std::mutex>;
   struct DriverWait;
 
-  // A peer's death or a deadline does not wake the futex. So a thread that drives the engine, and the worker while it
-  // is registered at its bell, sleep for at most kSlice at a time and then check for both.
+  // Threads of a rank sleep on a futex (a bell, see EventCount), and peers wake them through it. Neither the death of a
+  // peer nor a deadline wakes the futex. So two threads sleep for at most kSlice at a time and then check for dead
+  // peers and for deadlines: the thread that drives the engine, and the worker thread while it is registered as a
+  // sleeper at the worker's bell.
   static constexpr std::chrono::nanoseconds kSlice = std::chrono::milliseconds(100);
 
   // The caller of these functions, except work(), must hold `mutex_`. `driven_` is true from begin_driving() to

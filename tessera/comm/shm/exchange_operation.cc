@@ -25,8 +25,9 @@ class ExchangeOperation final : public Operation {
   }
 
  private:
-  // Returns false for every all-to-all: its ranks may have messages of different sizes, and no rank knows the sizes of
-  // the others, so no rank can tell whether all messages fit into the first round.
+  // Returns whether all messages fit into the first round and at most kLittleWorkBytes bytes are left to copy after it
+  // (Operation::ends_in_first_round). Returns false for every all-to-all: its ranks may have messages of different
+  // sizes, and no rank knows the sizes of the others, so no rank can tell whether all messages fit.
   bool ends_in_first_round(const Channel& channel) const override {
     if (call_.kind == Op::kAllToAll) return false;
     const size_t element = call_.dtype >= 0 ? c10::elementSize(static_cast<c10::ScalarType>(call_.dtype)) : 1;

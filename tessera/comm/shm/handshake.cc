@@ -94,8 +94,11 @@ std::vector<int> hosts_of(const std::vector<RankIdentity>& ranks) {
   return hosts;
 }
 
-// How the texts of shm/offer, shm/took and shm/verdict begin. kViews says the same as kYes and, in addition, that this
-// rank (in shm/took) or every rank (in shm/verdict) may open the shared buffers of the other ranks.
+// How the texts under the store's keys shm/offer, shm/took/R and shm/verdict begin. kYes: the memory can be shared
+// (shm/offer, shm/verdict), or rank R has mapped it (shm/took/R). kViews: as kYes, and rank R (shm/took/R) or every
+// rank (shm/verdict) may also open the shared buffers of the other ranks. kElsewhere (shm/offer): some ranks are on
+// another host, in another container or of another user than rank 0. kNo: the memory cannot be shared for another
+// reason.
 constexpr const char* kYes = "yes\n";
 constexpr const char* kViews = "yes\nviews";
 constexpr const char* kElsewhere = "elsewhere\n";
@@ -103,10 +106,11 @@ constexpr const char* kNo = "no\n";
 
 // Keys of the store, in the order in which they are written:
 //   shm/is/R       each rank: introduction()
-//   shm/offer      rank 0: the memory's server and all processes, or why there is no shared memory
-//   shm/refused    a rank that could not map the memory; ends hand_out() of rank 0
-//   shm/took/R     each rank but 0: whether it has mapped the memory
-//   shm/verdict    rank 0: yes or no for all
+//   shm/offer      rank 0: the address of its MemoryServer and the process ids of all ranks, or why the ranks
+//                  cannot share memory
+//   shm/refused    a rank that could not map the memory; the key ends MemoryServer::hand_out() on rank 0
+//   shm/took/R     each rank but 0: kYes or kViews if it has mapped the memory, otherwise kNo with the reason
+//   shm/verdict    rank 0: kYes or kViews if all ranks have mapped the memory, otherwise kNo with the reason
 // Every rank decides by shm/offer and shm/verdict alone, so all ranks choose the same back-end.
 class Handshake {
  public:
@@ -146,7 +150,8 @@ class Handshake {
     }
     return met;
   }
-  // An offer: "yes\nADDRESS 4711 4712", the address of the memory's server and the process of each rank.
+  // Rank 0's offer of shared memory. Its text is "yes\nADDRESS 4711 4712": the address of the MemoryServer that hands
+  // out the memory, and the process id of each rank.
   struct MemoryOffer {
     std::string address;
     std::vector<pid_t> processes;
@@ -199,7 +204,8 @@ class Handshake {
   }
 
   // Called by ranks other than 0. Maps the shared memory of rank 0 and sets the key shm/took/R of the store (R: this
-  // rank) to the outcome: kYes, kViews, or kNo with the reason.
+  // rank): to kNo with the reason if the memory cannot be mapped; otherwise to kViews if this rank may open the shared
+  // buffers of all processes in `offer`, else to kYes.
   void fetch(const MemoryOffer& offer) {
     std::string outcome = may_view_all(offer.processes) ? kViews : kYes;
     try {

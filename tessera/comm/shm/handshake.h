@@ -37,8 +37,9 @@ struct HandshakeResult {
   std::vector<int> host_of;                   // index of each rank's host, from 0; empty unless on several hosts
 };
 
-// COLLECTIVE over the ranks that share `store`, which no other group may use. Throws the errors of the store, and
-// PeerFailed when a rank ends meanwhile.
+// Finds out whether the ranks that share `store` can share memory. If they can, maps the memory and returns the
+// back-end, else returns the reason. COLLECTIVE over these ranks; no other group may use `store`. Throws the errors of
+// the store, and PeerFailed when a rank ends meanwhile.
 HandshakeResult shake_hands(c10d::Store& store, const HandshakeOptions& options);
 
 // Returns why this process cannot share memory; "" when it can.

@@ -60,7 +60,8 @@ struct RankWords {
   RankEventCounts<Native> bells;         // rung when a round is complete, and for each chunk that is put or taken
 };
 
-// Head of a chunk of a message, in the ring from one rank to another.
+// Header of one chunk of a message. The chunk's data follows the header, unless `address` is set. The chunks from one
+// rank to another form a ring (Ring).
 struct ChunkHead {
   uint64_t message_bytes;
   uint64_t offset;   // of this chunk in the message

@@ -48,8 +48,8 @@ class Operation {
   virtual bool ends_in_first_round(const Channel& channel) const = 0;
   // Fills the slot of the first round, except for SlotHead::call and signature, which post() fills.
   virtual void write_first(Channel& channel, const SlotView& slot) = 0;
-  // The steps after the first round, when all ranks have made the same call. The coroutine is suspended at meet() and
-  // pause().
+  // Returns the coroutine of all steps after the first round. step() calls run() once, after the first round has shown
+  // that all ranks have made the same call. The coroutine is suspended at meet() and pause().
   virtual StepCoroutine run(Channel& channel) = 0;
   // Returns whether messages of more than `fits` bytes are read in place (kAll) or in pieces (kNone, kSome). May be
   // called after the first round; the result is equal on every rank. kSome: some ranks have set SlotHead::direct and so

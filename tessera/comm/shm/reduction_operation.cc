@@ -31,9 +31,9 @@ class Reduction : public Operation {
     const size_t begin = std::min(count, each * part);
     return {begin, part == size_ - 1 ? count - begin : std::min(count, begin + each) - begin};
   }
-  // Fills the slot of the first round. If this rank's data are larger than `fits` bytes and the other ranks can read
-  // them in place, show() writes the addresses of the data to the slot's table. Otherwise write_piece() writes the
-  // first piece of the data to the slot.
+  // Fills this rank's slot for the first round. If this rank's data are larger than `fits` bytes and the other ranks
+  // can read them in place, show() writes to slot.table where the data are. Otherwise write_piece() writes the first
+  // piece of the data to the slot.
   void start(Channel& channel, const SlotView& slot, size_t fits) {
     slot.head->longest = slot.head->outgoing = bytes_;
     slot.head->direct = bytes_ > fits && show(channel, slot);
@@ -169,7 +169,8 @@ class AllReduce final : public Reduction {
     return sources;
   }
 
-  // Reduces this rank's part of the piece and writes it to the slot of the next round.
+  // Of the piece of `count` elements that begins with element `begin`: reduces the part that belongs to this rank
+  // (part_of()), and writes the result to this rank's tensor and to this rank's slot for the next round.
   void reduce_part(Channel& channel, size_t begin, size_t count) const {
     const ElementRange own = part_of(count, channel.rank());
     std::byte* const result = data_ + (begin + own.begin) * element_;

@@ -122,8 +122,8 @@ class Rounds {
   // Whether all ranks have arrived in round(). Never blocks.
   bool complete() const { return static_cast<int32_t>(words_.done.load() - static_cast<uint32_t>(round_)) >= 0; }
 
-  // State of round(). A round that was complete before the abort still counts as complete, so `done` is read again
-  // after `broken`.
+  // Returns the state of the round in which this rank arrived last, round(). words_.done is read again after
+  // words_.broken, so that a round that was complete before the abort still counts as complete.
   RoundState state() const {
     if (complete()) return RoundState::kComplete;
     if (words_.broken.load() == 0) return RoundState::kOpen;

@@ -43,7 +43,8 @@ size_t viewed_bytes();
 // A mapping of another process's buffer, for reading. Movable.
 class SharedView {
  public:
-  // Error kIo when the buffer cannot be opened, or when the descriptor belongs to another file by now.
+  // Maps the shared buffer of the process `process` that contains `place`. Error kIo when the buffer cannot be opened,
+  // or when place.descriptor belongs to another file by now.
   SharedView(pid_t process, const SharedBufferPlace& place);
   ~SharedView();
   SharedView(SharedView&& other) noexcept;

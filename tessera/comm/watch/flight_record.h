@@ -51,7 +51,8 @@ struct FlightRecord {
 // record.
 enum class RankLists : uint8_t { kLists, kRuns };
 std::string to_json(const FlightRecord& record, RankLists lists = RankLists::kLists);
-// Error kFormat names `source` and the fault.
+// Reads a flight record from the JSON that to_json() returns. Error kFormat for any other text; the message names
+// `source` and the fault.
 FlightRecord parse_flight_record(std::string_view json, const std::string& source);
 
 std::string flight_record_name(int rank);  // "flight-00003.json"

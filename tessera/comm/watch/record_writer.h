@@ -22,7 +22,7 @@ class RecordWriter {
   // Writes `text` to `path`. The default makes the folder and calls publish_file(); tests replace it.
   using Publish = std::function<void(const std::filesystem::path& path, const std::string& text)>;
 
-  // With an empty path nothing is written. Errors are logged.
+  // Makes a writer for the file `path`. If `path` is empty, write() writes nothing. An error of `publish` is logged.
   explicit RecordWriter(std::filesystem::path path, Publish publish = nullptr);
   ~RecordWriter();  // waits up to 2 s
   RecordWriter(const RecordWriter&) = delete;

@@ -16,7 +16,8 @@ namespace tessera::comm {
 
 // Returns the pickle of one rank's record, in version 2.10 of the format of c10d's flight recorder.
 std::string to_torch_pickle(const FlightRecord& record);
-// Writes one file per rank. Error kIo unless `folder` is new or empty.
+// Writes the record of each rank to a file of its own in `folder`, as the pickle that to_torch_pickle() returns. Error
+// kIo unless `folder` is new or empty.
 void write_torch_records(const std::vector<FlightRecord>& records, const std::filesystem::path& folder);
 
 }  // namespace tessera::comm

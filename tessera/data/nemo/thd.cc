@@ -116,9 +116,10 @@ at::Tensor mask_of_tokens(const at::Tensor& input_ids, int64_t padding) {
   return mask.flatten();
 }
 
-// `grows`: the caller gave padded lengths. If the prefix sums of real and padded lengths then differ only in the last
-// entry, cu_seqlens ends with `tokens`: the last sequence includes the padding at the end, as in NeMo, and
-// cu_seqlens_padded stays undefined.
+// Sets cu_seqlens, cu_seqlens_padded and max_seqlen of `batch`. `grows` says whether the caller gave padded lengths,
+// too. If the prefix sums of the real and of the padded lengths differ at most in the last entry, cu_seqlens_padded
+// stays undefined; with `grows` the last entry of cu_seqlens is then `tokens`, so that the last sequence includes the
+// padding at the end, as in NeMo.
 void set_lengths(ThdBatch& batch, const SequenceLengths& lengths, int64_t tokens, bool grows) {
   auto real = sums_before(lengths.real);
   const auto padded = sums_before(lengths.padded);

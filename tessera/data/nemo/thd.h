@@ -41,11 +41,12 @@ struct ThdBatch {
                               // token is padding_token_id
 };
 
-// cu_seqlens has the prefix sums of the real lengths and cu_seqlens_padded the prefix sums of the padded lengths. If
-// padded lengths are given and the two differ only in the last sum, cu_seqlens ends with B * S and cu_seqlens_padded is
+// Flattens the B rows of S tokens into one sequence of B * S tokens. ThdBatch::cu_seqlens has the prefix sums of the
+// real lengths and ThdBatch::cu_seqlens_padded the prefix sums of the padded lengths. If padded lengths are given and
+// the two lists of sums differ at most in their last sum, cu_seqlens ends with B * S and cu_seqlens_padded is
 // undefined. Errors kShape: sizes of ids, labels, positions and lengths that do not fit; a padded length below its real
 // length; lengths beyond a row; a row before the last that is not full, because all later offsets would be wrong; and,
-// without lengths, a padding token before another token.
+// without lengths, embeddings in place of ids, or a padding token before another token.
 ThdBatch process_input_for_thd(const ThdInput& input, const ThdOptions& options = {});
 
 // The rows of a ThdInput, split into chunks: the results of process_input_for_thd() for all chunks, stacked.

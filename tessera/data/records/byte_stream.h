@@ -16,8 +16,8 @@ namespace tessera::data {
 
 class ByteStream {
  public:
-  // A gzip file is recognised by its first two bytes, not by its name. Error kIo when the file cannot be opened or is
-  // not a regular file.
+  // Opens the file `path`. If its first two bytes are those of gzip, read() returns the decompressed bytes; the name of
+  // the file does not matter. Error kIo when the file cannot be opened or is not a regular file.
   static std::unique_ptr<ByteStream> open(const std::filesystem::path& path);
   virtual ~ByteStream() = default;
 

@@ -25,7 +25,8 @@ bool is_full_of_zeros(std::string_view content) {
         path.string(), offset + byte, static_cast<unsigned char>(content[byte]), encoding, name);
 }
 
-// Error kFormat for well-known files that are not text, with advice how to convert each.
+// Checks the beginning of a file (`content`). If it is the beginning of a well-known kind of file that is not text,
+// such as a zip archive, and is not UTF-8, throws Error kFormat; the message says how to convert the file.
 void refuse_other_kinds(std::string_view content, const std::filesystem::path& path) {
   struct FileSignature {
     std::string_view mark;

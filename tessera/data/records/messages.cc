@@ -92,7 +92,8 @@ Json from_sharegpt(const Json& turn, const std::string& name, const std::string&
   } else {
     message["content"] = turn["value"];
   }
-  // Copies the keys that excluded_messages() reads.
+  // Copies the keys that can exclude a message from training, which excluded_messages() reads, from `turn` to
+  // `message`.
   for (const char* key : {"weight", "train"}) {
     if (turn.contains(key)) message[key] = turn[key];
   }

@@ -46,7 +46,8 @@ bool has_columns(const Json& row, const RecordFormat& kind) {
 // null when there is none.
 const RecordFormat* kind_of(const Json& row, const std::string& format) {
   for (const auto& kind : record_formats()) {
-    // "jsonl" and "auto" allow any kind; "chat" and "sharegpt" allow both forms of a conversation.
+    // The formats "jsonl" and "auto" allow any kind of record. "chat" and "sharegpt" both allow a conversation in the
+    // column `messages` or in the column `conversations`.
     const bool asked = format == "auto" || format == "jsonl" || format == kind.format ||
                        (kind.kind == RecordKind::kChat && (format == "chat" || format == "sharegpt"));
     if (asked && has_columns(row, kind)) return &kind;

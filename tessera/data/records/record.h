@@ -53,8 +53,9 @@ class RecordReader {
   // `columns`: Tessera's column name -> the file's column name.
   RecordReader(std::string format, std::map<std::string, std::string> columns);
 
-  // Error kFormat when the columns fit no kind or another kind than the records before, and for values of a wrong type
-  // and unknown roles. The message names the place and the value found.
+  // Reads one record; its columns decide its kind. Error kFormat when the columns fit no kind, when they fit another
+  // kind than that of the earlier records (allowed if the format is "jsonl"), and for values of a wrong type and
+  // unknown roles. The message names the place and the value found.
   TrainingRecord read(RecordRow& row);
   // The kind of the records so far; nullopt before the first record.
   std::optional<RecordKind> kind() const { return kind_; }

@@ -48,8 +48,9 @@ class SampleMaker {
               SampleOptions options = {})
       : tokenizer_(tokenizer), chat_template_(chat_template), options_(std::move(options)) {}
 
-  // Errors: kConfig for a chat without a template, a token outside the vocabulary, and a preference pair; kFormat when
-  // the template rejects the messages, or when the assistant's turns cannot be found in the rendered text.
+  // Converts a record to tokens with a loss mask. Errors: kConfig for a chat without a template, a token outside the
+  // vocabulary, and a preference pair; kFormat when the template rejects the messages, or when the assistant's turns
+  // cannot be found in the rendered text.
   TokenizedSample make(const TrainingRecord& record) const;
 
   // Warnings about the samples made so far, one sentence each: properties that affect what a model learns, such as a

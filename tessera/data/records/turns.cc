@@ -93,9 +93,9 @@ bool mark_call(Json& message, const char* key, const std::string& mark) {
 
 bool is_blank(Json message) { return !mark_content(message, "-"); }
 
-// The places of a message at which its mark can be inserted, in the order of preference: the name of the first tool
-// call, the id of this call, the content, the reasoning. A later place is used when the template does not print the
-// earlier places.
+// The places of a message at which TurnFinder::choose_marks() can insert a mark, which shows where the template prints
+// the message. They are in the order of preference: the name of the first tool call, the id of this call, the content,
+// the reasoning. A later place is used when the template does not print the earlier places.
 enum class MarkPlace { kName, kId, kContent, kReasoning, kNone };
 
 bool mark_reasoning(Json& message, const std::string& mark) {
@@ -196,9 +196,10 @@ std::optional<std::string> TurnFinder::behind_in_whole(size_t message) const {
   return tail;
 }
 
-// Renders the first `count` messages and finds the position in text_ (the render of all messages) from which the two
-// renders differ. They are compared after the last mark that both have, because the text before this mark may differ.
-// If they have no mark in common, they are compared from the beginning.
+// Renders the first `count` messages and compares this render with text_, the render of all messages. Returns the
+// position in text_ from which the two renders differ. They are compared after the mark of the last message that has a
+// mark in both. Before this mark they may differ, because a template may print a message differently when more messages
+// follow. If no message has a mark in both renders, they are compared from the beginning.
 std::optional<TurnFinder::CommonPrefix> TurnFinder::common_end(size_t count, bool prompt) const {
   auto part = whole_ ? render_marked(count, prompt, std::nullopt) : std::nullopt;
   if (whole_ && !part) return std::nullopt;
@@ -236,10 +237,10 @@ std::optional<std::pair<size_t, size_t>> TurnFinder::around_bare_text(size_t ind
   if (at == std::string::npos || other->find(mark, at + 1) != std::string::npos) return std::nullopt;
   const std::string_view before = std::string_view(*other).substr(0, at),
                          after = std::string_view(*other).substr(at + mark.size());
-  // The first returned position is the end of `before` in text_ if text_ begins with `before`, otherwise npos. For
-  // message 0 it is always the end of the common prefix of `before` and text_, even if this prefix is shorter than
-  // `before`: no message precedes message 0, so an earlier message cannot be the reason why the two renders (text_ and
-  // `*other`) differ.
+  // The first returned position is the end of `before` in text_ if text_ begins with `before`. Otherwise text_ and
+  // `*other` may already differ in a message before message `index`, so the end of their common prefix may lie in that
+  // earlier message; the position is then npos. No message precedes message 0, so for message 0 the end of the common
+  // prefix of `before` and text_ is returned instead of npos.
   const size_t same = common_prefix(before, text_);
   return std::pair{same == before.size() || index == 0 ? same : std::string::npos,
                    text_.ends_with(after) ? text_.size() - after.size() : std::string::npos};
@@ -304,8 +305,8 @@ std::vector<AssistantTurn> TurnFinder::find(size_t index) const {
   // around_bare_text() finds the end of the turn in a render in which this message has a text and no tool calls. The
   // template is assumed to print the same text at the end of a turn with tool calls as at the end of a turn with only a
   // text. around_bare_text() is not needed if the template prints tool calls of this message and the render of all
-  // messages begins with the render of the messages up to this one (end->all). In this case end->place is the end of
-  // what the template prints for this message.
+  // messages begins with the render of the messages up to this one (CommonPrefix::all of `end`). In this case
+  // CommonPrefix::place of `end` is the end of what the template prints for this message.
   const auto bare = calls && end && end->all ? std::nullopt : around_bare_text(index);
   size_t next_mark = text_.size();  // position of the next message that has a printed mark
   for (size_t next = index + 1; next < messages_.size() && next_mark == text_.size(); ++next) {

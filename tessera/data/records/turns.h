@@ -49,14 +49,16 @@ class TurnFinder {
   bool drops_calls(size_t index) const { return drops_calls_[index]; }
 
  private:
-  // Returns the text of `rendered` after the mark that choose_marks() has chosen for the message with index `message`,
-  // with all marks removed; nullopt when `rendered` does not have this mark.
+  // Returns the text of `rendered` after the mark of the message with index `message`, with all marks removed. A mark
+  // is a text that choose_marks() inserts into a message, so that the position of the message in a render can be found.
+  // Returns nullopt when the message has no mark or `rendered` does not contain it.
   std::optional<std::string> behind_mark(const std::string& rendered, size_t message) const;
   std::optional<std::string> render_marked(size_t count, bool prompt, std::optional<size_t> one) const;
   std::optional<std::string> behind_in_whole(size_t message) const;
-  // The result of common_end(), which compares the render of the first messages with the render of all messages, after
-  // the last message mark that both have (without a common mark, from the beginning). `place` is the position in text_
-  // where they begin to differ. `all`: they do not differ before the end of the render of the first messages.
+  // The result of common_end(), which renders the first `count` messages and compares this render with text_, the
+  // render of all messages. The two are compared after the last mark (choose_marks()) that both renders contain when
+  // they are made with marks, or from the beginning if there is no such mark. `place` is the position in text_ where
+  // they begin to differ. `all`: they do not differ before the end of the render of the first `count` messages.
   struct CommonPrefix {
     size_t place;
     bool all;

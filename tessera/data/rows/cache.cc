@@ -57,8 +57,8 @@ std::string hash_content(const fs::path& path) {
 // system it continues without the lock, with a warning.
 class KeyLock {
  public:
-  // Error kInternal when `*stop` becomes true while the constructor waits for the lock. `entry_name` is the name of the
-  // cache entry in messages.
+  // Locks the file `path`, and waits while another process holds its lock. Error kInternal when `*stop` becomes true
+  // during the wait; kIo when the file cannot be opened. `entry_name` is the name of the cache entry in messages.
   KeyLock(const fs::path& path, const std::string& entry_name, const std::atomic<bool>* stop)
       : file_(open_to_lock(path, O_CREAT)) {
     constexpr std::chrono::milliseconds kRetryInterval{200};
@@ -125,7 +125,7 @@ bool is_abandoned(const fs::path& staged, bool locked) {
   return (locked && maker_of(staged) == host_name()) || untouched_for(staged) > kAbandonedAfter;
 }
 
-// Removes the staged entries that killed processes left. The caller holds the key's lock.
+// Removes the staged entries of `key` in `folder` that killed processes left. The caller holds the lock of `key`.
 void remove_staged(const fs::path& folder, const std::string& key) {
   for (const auto& path : entries_of(folder)) {
     const auto name = path.filename().string();

@@ -43,14 +43,16 @@ struct FileStamp {
   int64_t size = 0, modified_ns = 0, changed_ns = 0;
   bool operator==(const FileStamp&) const = default;
 };
-// Error kIo, e.g. for a missing file.
+// Returns the FileStamp of the file `path`, or of its target if it is a symbolic link. Error kIo if stat(2) fails, for
+// example because the file is missing.
 FileStamp read_file_stamp(const std::filesystem::path& path);
 
 // Stores the FileStamp of each file and detects later changes of the files.
 class UnchangedFiles {
  public:
   explicit UnchangedFiles(std::vector<std::filesystem::path> files);
-  // Error kConfig if a file has changed since the constructor; the message names the first such file.
+  // Compares the FileStamp of each file with the one that the constructor stored. Error kConfig if they differ for a
+  // file; the message names the first such file. Error kIo if a file is missing.
   void check() const;
   // Returns the first of the files that was written to or deleted after the constructor stored its FileStamp; nullopt
   // if there is none. A new owner, mode or hard link of a file does not count.

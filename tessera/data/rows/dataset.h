@@ -60,9 +60,10 @@ inline constexpr int64_t kPaddingRow = -1;
 
 class Dataset {
  public:
-  // Errors: kConfig for invalid options, chats without a chat template, preference pairs (which are for DPO), tokens
-  // outside the vocabulary and files that change during the call; kIo for files that are missing or cannot be read;
-  // kFormat for files with invalid content and for a source without any row.
+  // Reads, tokenizes and packs the files of options.sources, or takes the rows from options.cache_folder if an earlier
+  // call has stored them there. Errors: kConfig for invalid options, chats without a chat template, preference pairs
+  // (which are for DPO), tokens outside the vocabulary and files that change during the call; kIo for files that are
+  // missing or cannot be read; kFormat for files with invalid content and for a source without any row.
   static std::shared_ptr<const Dataset> load(const DataOptions& options, const text::Tokenizer& tokenizer,
                                              const std::optional<text::ChatTemplate>& chat_template);
 

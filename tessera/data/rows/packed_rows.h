@@ -58,7 +58,7 @@ class ArrayFile {
  public:
   explicit ArrayFile(std::filesystem::path path);
 
-  // Error kIo, e.g. for a full disk.
+  // Appends `bytes` bytes to the file. Error kIo when the file cannot be written, e.g. because the disk is full.
   void append(const void* data, size_t bytes);
   void close();  // flushes and syncs the file
 

@@ -59,9 +59,9 @@ class RowBuilder {
   const DataStats& stats() const { return stats_; }
 
  private:
-  // Passes the stream to add_piece() in pieces of sequence_length tokens and, at the end of the stream (`ends`), the
-  // shorter rest. A rest of one token after at least one piece has no label; it is dropped and not counted in
-  // DataStats.
+  // stream_ has the tokens of kStream and kTokens records that were not cut into rows yet. cut_stream() passes these
+  // tokens to add_piece() in pieces of sequence_length tokens and, at the end of the stream (`ends`), also the shorter
+  // rest. A rest of one token after at least one piece has no label; it is dropped and not counted in DataStats.
   void cut_stream(bool ends) {
     const auto limit = static_cast<size_t>(options_.sequence_length);
     const std::span<const int32_t> tokens = stream_.tokens;
@@ -86,7 +86,8 @@ class RowBuilder {
     return loss_mask.size() < 2 ? 0 : std::count(loss_mask.begin() + 1, loss_mask.end(), uint8_t{1});
   }
 
-  // Returns false for a piece that is left out because it has no label.
+  // Passes the tokens of one sample, or of one piece of the stream, to writer_ and counts them in stats_. If no token
+  // is a label, the tokens are left out: the function only increments stats_.unlabelled and returns false.
   bool add_piece(std::span<const int32_t> tokens, std::span<const uint8_t> loss_mask) {
     const int64_t labels = count_labels(loss_mask);
     if (labels == 0) {

@@ -156,8 +156,9 @@ TensorSpec spec_of(const OpCall& call, const Placements& placements, const Outpu
   return spec;
 }
 
-// `choice.outputs` and `shapes` have one entry for each output tensor, in the order of the schema's returns; `next` is
-// the next unused entry. A returned list uses all remaining entries.
+// Returns one OutputPlan for each return of the operation's schema. `choice.outputs` and `shapes` have one entry for
+// each output tensor, in the order of the schema's returns. A return that is a list of tensors gets all entries after
+// those of the returns before it.
 std::vector<OutputPlan> plan_outputs(const OpCall& call, const PlacementChoice& choice,
                                      const std::vector<OutputShape>& shapes) {
   const auto& returns = call.op.handle.schema().returns();

@@ -208,8 +208,9 @@ const Rule* find_rule(const OpInfo& op);
 // in `autograd` at the key AutogradPrivateUse3, instead of libtorch's autograd kernels. register_composites registers
 // the composite operations that composites.cc rewrites.
 void register_composites(torch::Library& dtensor, torch::Library& autograd);
-// Registers composite operations that return new tensors and whose internal views may gather (gathering_composites.cc).
-// Call it after the other register_ functions.
+// Registers composite operations that return new tensors (gathering_composites.cc). If a view inside such an operation
+// cannot share memory with the local tensor because a dim is sharded unevenly, the dim is gathered. Operations that
+// already have a kernel for DTensors are skipped, so call this function after the other register_ functions.
 void register_gathering_composites(torch::Library& dtensor, torch::Library& autograd);
 // Registers linear and matmul, which fold the leading dims of operands with more than two dims
 // (rules/products/folded_product.cc).

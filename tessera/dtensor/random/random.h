@@ -32,7 +32,8 @@ struct RandomState {
 // Returns the state that the next random operation on the mesh uses. COLLECTIVE over the mesh if the mesh has no seed
 // yet.
 RandomState random_state(const MeshPtr& mesh);
-// Sets the state for all meshes of this rank, as manual_seed does.
+// Sets the seed and the number of random operations for all meshes of this rank to the values in `state`. No
+// communication: the caller must pass the same state on all ranks of a mesh.
 void set_random_state(const RandomState& state, const MeshPtr& mesh);
 
 }  // namespace tessera

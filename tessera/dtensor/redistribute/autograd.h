@@ -12,7 +12,8 @@ namespace tessera {
 
 // Returns the placements with Replicate for each Partial, which are the default placements of the tensor's gradient.
 Placements partial_to_replicated(Placements placements);
-// `grad_placements` are the placements of the gradient of the local tensor.
+// from_local() and to_local() with autograd. `grad_placements` are the placements that the gradient has when it is
+// converted, in backward, to a local tensor (from_local) or from a local tensor (to_local).
 at::Tensor from_local_with_gradient(const at::Tensor& local, const MeshPtr& mesh, const Placements& placements,
                                     c10::IntArrayRef sizes, c10::IntArrayRef strides,
                                     const Placements& grad_placements);

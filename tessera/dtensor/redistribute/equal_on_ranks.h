@@ -9,9 +9,9 @@
 
 namespace tessera {
 
-// Compares a hash of the tensor's values between all ranks of the mesh; all tensors of zeros have the same hash.
-// `cause` is the subject of the all-reduces in error messages. Returns false for a meta tensor. COLLECTIVE over the
-// mesh.
+// Returns whether a hash of the tensor's values is the same on all ranks of the mesh. Tensors of zeros have the same
+// hash for every dtype and shape. Always returns false for a meta tensor, whose values are unknown. `cause` is the
+// subject of the all-reduces in error messages. COLLECTIVE over the mesh.
 bool is_equal_on_all_ranks(const at::TensorBase& tensor, const DeviceMesh& mesh, const std::string& cause);
 
 }  // namespace tessera

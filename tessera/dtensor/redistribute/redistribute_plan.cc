@@ -63,8 +63,10 @@ class RedistributePlanner {
         change_placement(m, Replicate());
       }
     }
-    // Changes the mesh dims from the first to the last, but makes a shard only after the shards that must be outside of
-    // it. If can_be_final() is false for all remaining mesh dims, shards block one another; then one shard is gathered.
+    // Each pass of the loop gives mesh dims their final placements `to_`, from the first mesh dim to the last. It
+    // leaves out a mesh dim for which can_be_final() is false, such as one whose shard must be inside of a shard that
+    // is not final yet. If a pass changes no mesh dim, the shards block one another; then gather_shard() gathers one of
+    // them.
     for (bool progress = true; progress;) {
       progress = false;
       for (int64_t m = 0; m < mesh_.ndim(); ++m) {

@@ -43,8 +43,9 @@ ExplicitRedistribution::ExplicitRedistribution(const Options& options)
     : options_(options), in_force_(kExplicit, this) {}
 
 // The redistribution is recorded only if there is a RedistributionLog or an ExplicitRedistribution, or if the log level
-// is debug. The check runs before the redistribution, so a forbidden redistribution does not communicate. It depends
-// only on the placements, so all ranks of the mesh raise the error.
+// is debug. If the innermost ExplicitRedistribution forbids the redistribution, the constructor raises an error before
+// the redistribution starts, so a forbidden redistribution does not communicate. The check does not depend on the
+// values of tensors, so all ranks of the mesh raise the error.
 RedistributionScope::RedistributionScope(const Request& request) {
   const auto* rule = static_cast<const ExplicitRedistribution*>(ContextValue::innermost(kExplicit));
   const bool is_watched =

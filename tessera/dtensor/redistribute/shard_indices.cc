@@ -170,9 +170,9 @@ std::optional<int64_t> concat_dim(const ShardIndices& whole, const std::vector<S
   return next == length(whole[divided]) ? std::optional(static_cast<int64_t>(divided)) : std::nullopt;
 }
 
-// If there are several parts, returns true only if concat_dim() finds the dim along which they are concatenated, and
-// `whole` has size 1 in all dims before this dim. With a larger size there, the elements of the parts would alternate
-// in memory.
+// Returns true for one part that is equal to `whole`. For several parts, returns true only if concat_dim() finds the
+// dim along which they are concatenated, and `whole` has size 1 in all dims before this dim. With a larger size in such
+// a dim, the elements of the parts would alternate in memory.
 bool is_contiguous_concat(const ShardIndices& whole, const std::vector<ShardIndices>& parts) {
   if (whole.empty()) return parts.size() == 1;
   if (parts.size() == 1 && parts[0] == whole) return true;

@@ -20,8 +20,9 @@ using ShardIndices = c10::SmallVector<IndexSpans, 6>;  // for each tensor dim: t
 struct TransferPlan {
   ShardIndices held_part;    // part of this rank before the step
   ShardIndices needed_part;  // part of this rank after the step
-  // The parts that all ranks of the step's group hold before and after the step, in group order. parts_before is empty
-  // unless TransferRequest::needs_parts_before is true, and parts_after unless needs_parts_after is true.
+  // The parts that the ranks of the step's group (see TransferRequest) hold before and after the step, one per rank, in
+  // group order. parts_before is empty unless TransferRequest::needs_parts_before is true, and parts_after is empty
+  // unless needs_parts_after is true.
   std::vector<ShardIndices> parts_before;
   std::vector<ShardIndices> parts_after;
   std::vector<bool> exchanges_with;  // for each member: whether this rank exchanges elements with it

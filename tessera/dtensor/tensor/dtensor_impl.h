@@ -31,8 +31,9 @@ uint64_t pack_placement(const Placement& placement);
 class LazyLocalTensor {
  public:
   virtual ~LazyLocalTensor() = default;
-  // Returns the local tensor. The call waits for the collective that computes it. For an outdated gathered view it runs
-  // the view operation again, which is COLLECTIVE over the mesh.
+  // Returns the local tensor. If the local tensor is the result of a collective, the call waits for the collective. If
+  // is_gathered_view() is true and the viewed tensor was written since the last call, the call gathers the viewed
+  // tensor again and repeats the view operation, which is COLLECTIVE over the mesh.
   virtual const at::Tensor& part() = 0;
   // false: the local tensor is the result of one collective. true: the DTensor is a view whose viewed tensor had to be
   // gathered, and the local tensor is a view of the gathered copy. If the viewed tensor was written since, part()

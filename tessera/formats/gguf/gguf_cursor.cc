@@ -53,7 +53,8 @@ bool GgufCursor::boolean() {
   return byte == 1;
 }
 
-// The count is compared with the bytes that are left before memory is allocated, so a hostile count cannot exhaust it.
+// Reads an array of `count` numbers. `count` comes from the file. It is compared with the number of bytes that are left
+// in the file before the result is allocated, so a hostile count cannot exhaust the memory.
 template <class T>
 std::vector<T> GgufCursor::numbers(uint64_t count) {
   TESSERA_CHECK(count <= bytes_left() / sizeof(T), ErrorKind::kFormat,

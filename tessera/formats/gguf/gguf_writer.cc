@@ -89,8 +89,8 @@ void GgufWriter::announce(const std::string& name, GgmlType type, std::vector<in
   data_bytes_ = (end + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-// Announced offsets are relative to the data section, as the file stores them. Once the header's length is known, the
-// offsets kept in memory become absolute for write().
+// announce() has set the offsets of the tensors relative to the data section, and the header stores them so. When the
+// length of the header is known, the offsets in `announced_` are changed to positions in the file, which write() needs.
 void GgufWriter::write_header() {
   std::string header = "GGUF";
   put(header, uint32_t{3});

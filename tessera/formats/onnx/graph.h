@@ -84,12 +84,13 @@ struct GraphOptions {
 
 class Graph {
  public:
-  // Error kConfig for an opset outside 11 to 23.
+  // Makes an empty graph. Error kConfig if GraphOptions::opset is not in 11 to 23.
   explicit Graph(const GraphOptions& options = {});
   Graph(const Graph&) = delete;
   Graph& operator=(const Graph&) = delete;
 
-  // Errors: kConfig for a name that is taken, empty or not UTF-8; kShape for a size below 0.
+  // input() adds an input to the graph, and initializer() a constant. Errors: kConfig for a name that is taken, empty
+  // or not UTF-8, and for a dtype that ONNX does not have; kShape for a size below 0 or above 2^62.
   Value input(const std::string& name, ValueType type);
   Value initializer(const std::string& name, const at::Tensor& tensor);  // kShape for a tensor without plain memory
   // An initializer with a name made from `hint`.
@@ -104,7 +105,7 @@ class Graph {
 
   const std::string& name() const { return options_.name; }
   int64_t opset() const { return options_.opset; }
-  // Error kConfig for a value of another graph.
+  // The type and the name of a value. Error kConfig for a value of another graph.
   const ValueType& type(Value value) const { return at(value).type; }
   const std::string& name(Value value) const { return at(value).name; }
   // Returns the op_type of the node that makes the value; "Param" for an input, "Constant" for an initializer.

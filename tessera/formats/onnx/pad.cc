@@ -360,8 +360,8 @@ Value pad(Graph& graph, Value input, Value pads, std::string_view mode, std::opt
   ValueType out{call.type().dtype, std::vector<Dim>(call.type().shape.size())};
   if (const auto* count = std::get_if<int64_t>(&type.shape[0])) {
     check_count(call, *count);
-    // Only the last *count / 2 dims are padded. The dims before them keep their sizes; the sizes of the padded dims are
-    // unknown.
+    // `*count` is the number of elements of `pads`, two for each padded dim. So only the last *count / 2 dims of
+    // `input` are padded. The dims before them keep their sizes; the sizes of the padded dims are unknown.
     const auto kept = static_cast<ptrdiff_t>(call.rank() - *count / 2);
     std::copy(call.type().shape.begin(), call.type().shape.begin() + kept, out.shape.begin());
   }

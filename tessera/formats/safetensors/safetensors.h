@@ -52,7 +52,7 @@ class SafetensorsFile {
   const std::map<std::string, SafetensorsEntry, std::less<>>& entries() const { return entries_; }
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   bool contains(std::string_view name) const { return entries_.find(name) != entries_.end(); }
-  // Error kFormat when the file has no such tensor.
+  // Returns dtype, shape and byte positions of the tensor `name`. Error kFormat when the file has no such tensor.
   const SafetensorsEntry& entry(std::string_view name) const;
 
   // The whole tensor as a view into the map. BOOL, and a tensor whose address is not aligned for its dtype, are copied.

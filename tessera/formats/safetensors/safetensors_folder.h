@@ -23,8 +23,8 @@ namespace tessera {
 
 class SafetensorsFolder {
  public:
-  // Errors: kIo when neither model.safetensors nor the index exists or a shard is missing, kFormat for an invalid index
-  // or shard.
+  // Opens the folder `dir`, or one .safetensors file. Errors: kIo when neither model.safetensors nor the index exists
+  // or a shard is missing, kFormat for an invalid index or shard.
   static SafetensorsFolder open(const std::filesystem::path& dir);
 
   // Every tensor name with the file that holds it.

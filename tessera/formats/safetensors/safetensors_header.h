@@ -14,7 +14,9 @@ struct SafetensorsHeader {
   std::map<std::string, std::string> metadata;
 };
 
-// Checks everything but the size of the data section. Messages name `file_name`.
+// Parses the header of a safetensors file. Error kFormat, with `file_name` in the message, for wrong JSON, keys or
+// dtypes, and for data_offsets whose distance is not the byte count of dtype and shape. The caller must check that the
+// tensors cover the data section of the file without gap or overlap.
 SafetensorsHeader parse_safetensors_header(std::string_view json, const std::string& file_name);
 
 }  // namespace tessera

@@ -32,8 +32,9 @@ struct NonFiniteValues {
 std::optional<NonFiniteValues> find_non_finite(const at::TensorBase& tensor);
 std::string describe(const NonFiniteValues& values);
 
-// Error kFormat "WHERE: tensor 'NAME' holds values that are not finite: nan at [3, 5], 1 of 64 values". `offset` is the
-// index at which `tensor` begins in the whole tensor, so that the message gives the index in the whole tensor.
+// Throws Error kFormat when `tensor` has a value that is NaN or infinite: "WHERE: tensor 'NAME' holds values that are
+// not finite: nan at [3, 5], 1 of 64 values". If `tensor` is a box of a larger tensor, `offset` is the index at which
+// the box begins, and the message gives the index in the larger tensor.
 void check_finite(const at::TensorBase& tensor, std::string_view name, const std::string& where,
                   c10::IntArrayRef offset = {});
 

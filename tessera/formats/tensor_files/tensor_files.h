@@ -55,11 +55,11 @@ class TensorFiles {
   const std::filesystem::path& path() const { return path_; }
   const std::map<std::string, StoredTensor, std::less<>>& tensors() const { return tensors_; }
   bool contains(std::string_view name) const { return tensors_.find(name) != tensors_.end(); }
-  // Error kFormat when no tensor has this name.
+  // Returns the entry of the tensor `name` in tensors(). Error kFormat when no tensor has this name.
   const StoredTensor& at(std::string_view name) const;
 
-  // Copies the box of into's shape that begins at `offset` into `into`, and converts it to into's dtype and device.
-  // Error kShape for a box that is not inside the tensor.
+  // Reads a box of the tensor `name` into `into`: the box begins at index `offset` and has into's shape. The values are
+  // converted to into's dtype and device. Error kShape for a box that is not inside the tensor.
   void read(std::string_view name, c10::IntArrayRef offset, const at::Tensor& into) const;
   // A copy of the whole tensor on the CPU.
   at::Tensor tensor(std::string_view name) const;

@@ -9,9 +9,10 @@
 namespace tessera {
 namespace {
 
-// Limits of the memory and time of the checks. CornerSum stores at most kMaxCoordinates numbers, plus
-// kMaxCoordinatesPerBox for each box. A box that is cut along 5 dimensions has 2^5 corners of 5 coordinates, which are
-// fewer than 256 numbers; so any number of such boxes can be checked. find_overlap() makes at most kMaxComparisons
+// Limits of the memory and time of the checks below, which find boxes that overlap or leave gaps. Error kFormat when a
+// limit is exceeded. CornerSum stores at most kMaxCoordinates numbers, plus kMaxCoordinatesPerBox for each box. A box
+// that is cut along 5 dimensions has 2^5 corners of 5 coordinates, which are 160 numbers and fewer than
+// kMaxCoordinatesPerBox; so any number of such boxes can be checked. find_overlap() makes at most kMaxComparisons
 // comparisons.
 constexpr size_t kMaxCoordinates = size_t{1} << 21;
 constexpr size_t kMaxCoordinatesPerBox = 256;

@@ -39,7 +39,8 @@ class DcpFolder {
 
   const std::filesystem::path& path() const { return path_; }
   const DcpMetadata& metadata() const { return metadata_; }
-  // Null when no entry has this name, or when the entry is not a tensor but a pickled object.
+  // Returns the entry of the tensor with this name. Null when no entry has this name, or when the entry is not a tensor
+  // but a pickled object.
   const DcpTensor* find_tensor(std::string_view name) const;
   bool contains(std::string_view name) const { return lookup_.find(name) != nullptr; }
 
@@ -49,9 +50,10 @@ class DcpFolder {
   // A copy of the whole tensor on the CPU.
   at::Tensor tensor(std::string_view name) const;
   PickleValue object(std::string_view name) const;
-  // Reads every record and compares its checksums; with kValues also the values of its tensor. `part` and `parts` split
-  // the work: only records part, part + parts, part + 2 * parts, ... are read. Some writers compute no checksum:
-  // returns the number of tensors whose values have no checksum.
+  // Opens every record and compares the CRC-32 of its pickle with the CRC-32 that the zip archive stores; with kValues
+  // does the same for the values of a tensor. A record is a pickled object or one chunk of a tensor. `part` and `parts`
+  // split the work: only records part, part + parts, part + 2 * parts, ... are opened. Some writers store no CRC-32:
+  // returns the number of opened chunks whose values have none. Error kFormat when a CRC-32 differs.
   enum class Check { kPickles, kValues };
   size_t check_records(Check check_kind = Check::kValues, size_t part = 0, size_t parts = 1) const;
 

@@ -45,7 +45,7 @@ struct DcpTensor {
   bool operator==(const DcpTensor&) const = default;
 };
 
-// One name of state_dict_metadata: a tensor, or an object ("bytes"), which has no `tensor`.
+// One entry of state_dict_metadata. DcpEntry::tensor is set for a tensor, and nullopt for an object ("bytes").
 struct DcpEntry {
   std::string name;
   std::optional<DcpTensor> tensor = {};

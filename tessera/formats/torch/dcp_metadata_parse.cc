@@ -62,8 +62,8 @@ class DcpParser {
     if (value.kind() != kind) fail(at, "found {}, wanted {}", value.describe(), expected);
   }
 
-  // Returns the state of `value`, an instance of the class `class_name`; null for an instance without a state. Error
-  // kFormat if `value` is anything else.
+  // Returns the pickled state (PickleValue::state()) of `value`, which must be an instance of the class `class_name`;
+  // null for an instance without a state. Error kFormat if `value` is anything else.
   const PickleValue* state_of(const PickleValue& value, std::string_view class_name, std::string_view at) const {
     if (!value.is_instance() || value.qualified_name() != class_name) {
       fail(at, "found {}, wanted a {}", value.describe(), class_name);

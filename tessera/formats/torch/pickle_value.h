@@ -54,7 +54,7 @@ class PickleValue {
   PickleValue(int value) : value_(int64_t{value}) {}
   PickleValue(int64_t value) : value_(value) {}
   PickleValue(double value) : value_(value) {}
-  // Error kFormat for text that is not UTF-8.
+  // Makes a text value. Error kFormat for text that is not UTF-8.
   PickleValue(const char* text) : PickleValue(std::string(text)) {}
   PickleValue(std::string text);
   static PickleValue bytes(std::string bytes);

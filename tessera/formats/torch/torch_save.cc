@@ -24,10 +24,10 @@ bool is_tensor_call(const PickleValue& value) {
   return value.is_object("torch._utils._rebuild_tensor_v2") || value.is_object("torch._utils._rebuild_tensor_v3");
 }
 
-// Reads one record: the archive, then the pickle, then the tensors of the tree.
-// In the archive, FOLDER/data.pkl has the object. A tensor in it is a call of _rebuild_tensor_v2 (or v3), whose storage
-// is the persistent id ('storage', class, key, device, elements). The bytes of that storage are the entry
-// FOLDER/data/KEY.
+// Reads one record, which torch.save() has written: first the zip archive, then the pickle in it, then the tensors in
+// the pickle's tree of PickleValues. In the archive, FOLDER/data.pkl has the object. A tensor in it is a call of
+// _rebuild_tensor_v2 (or v3), whose storage is the persistent id ('storage', class, key, device, elements). The bytes
+// of that storage are the entry FOLDER/data/KEY.
 class TorchRecordReader {
  public:
   TorchRecordReader(std::span<const std::byte> bytes, const std::string& where)

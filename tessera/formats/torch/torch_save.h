@@ -62,8 +62,8 @@ class TorchRecord {
   // `bytes` is exactly one record. It is used only during the call. Error messages contain `where`.
   static TorchRecord parse(std::span<const std::byte> bytes, const std::string& where);
 
-  // The saved object. A tensor in its tree is an object of torch._utils; find_tensor() returns its dtype, shape and
-  // position.
+  // Returns the saved object. A tensor inside it is a PickleValue for the call of a function of torch._utils that
+  // rebuilds the tensor; find_tensor() returns the dtype, shape and position of such a tensor.
   const PickleValue& root() const { return root_; }
   // Returns the dtype, shape and position of the tensor `value`, an object in the tree of root(). Returns null when
   // `value` is not a tensor in this tree.
@@ -89,7 +89,7 @@ at::Tensor record_tensor(std::span<const std::byte> record, const TorchTensorInf
 // A torch.save file, memory-mapped.
 class TorchSaveFile {
  public:
-  // Error kIo when the file cannot be read.
+  // Maps the file into memory and parses it (TorchRecord::parse). Error kIo when the file cannot be read.
   static std::shared_ptr<const TorchSaveFile> open(const std::filesystem::path& path);
 
   const PickleValue& root() const { return record_.root(); }

@@ -2,11 +2,12 @@
 //
 //   const PickleValue root = unpickle(bytes, "/ckpt/.metadata");
 //
-// Nothing is imported, called or executed: the name of a class or function must be in the list of pickle_names.h, and a
-// call becomes an object in the tree. Time and memory are linear in the input. A walk over the tree visits a shared
-// value once for each reference; `max_expanded` limits the size of that walk. Error kFormat "[pickle] WHERE: byte N:
-// ..." for values that contain themselves, integers beyond 64 bits, text that is not UTF-8, a text or integer that is
-// twice among the keys of a dict, and opcodes that data in protocols 2 to 5 does not need. Thread-safe.
+// The result is a tree of PickleValues. Nothing is imported, called or executed: the name of a class or
+// function must be in the list of pickle_names.h, and a call becomes an object in the tree. Time and memory
+// are linear in the input. A walk over the tree visits a shared value once for each reference; `max_expanded`
+// limits the size of that walk. Error kFormat "[pickle] WHERE: byte N: ..." for values that contain
+// themselves, integers beyond 64 bits, text that is not UTF-8, a text or integer that is twice among the keys
+// of a dict, and opcodes that data in protocols 2 to 5 does not need. Thread-safe.
 #pragma once
 
 #include <cstddef>

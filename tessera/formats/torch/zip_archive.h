@@ -27,7 +27,8 @@ struct ZipEntry {
   uint64_t size_bytes() const { return end - begin; }
 };
 
-// Error kFormat, naming `name` and `where`, when `data` has another CRC-32. A `crc` of 0 is not compared.
+// Compares the CRC-32 of `data` with `crc`, unless `crc` is 0. Error kFormat, which names `name` and `where`, when they
+// differ.
 void check_zip_crc(std::span<const std::byte> data, uint32_t crc, const std::string& name, const std::string& where);
 
 class ZipArchive {
@@ -42,7 +43,8 @@ class ZipArchive {
   std::span<const std::byte> data(const ZipEntry& entry) const {
     return bytes_.subspan(entry.begin, entry.size_bytes());
   }
-  // Reads the entry's data and compares its checksum, if the entry has one. Error kFormat.
+  // Reads the entry's data and compares its CRC-32 with ZipEntry::crc; a ZipEntry::crc of 0 is not compared. Error
+  // kFormat if they differ.
   void check_crc(const ZipEntry& entry, const std::string& where) const {
     check_zip_crc(data(entry), entry.crc, entry.name, where);
   }

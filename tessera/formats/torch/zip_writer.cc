@@ -180,8 +180,8 @@ std::string ZipWriter::content_id() const {
   return fmt::format("{:020}{:020}", names, data);
 }
 
-// Calls the functions that add() and finish() use for headers and directory, so the result always equals the length of
-// the written archive.
+// Adds up the lengths of all parts of the archive. Headers and directory are made by the functions that
+// ZipWriter::add() and finish() use, so the result always equals the length of the archive that ZipWriter writes.
 uint64_t zip_archive_bytes(std::span<const ZipEntrySize> entries) {
   std::vector<ZipWriter::WrittenEntry> written;
   uint64_t position = 0;

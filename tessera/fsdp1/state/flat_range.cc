@@ -101,7 +101,8 @@ bool covers_once(std::vector<FlatRange> ranges, int64_t numel) {
   return reached == numel;
 }
 
-// One all-to-all. Both sides compute the sizes of all parts from the ranges, so no sizes are sent.
+// The elements are sent in one all-to-all. Sender and receiver both compute from `have` and `want` how many elements a
+// rank sends to another, so these numbers are not sent.
 at::Tensor all_to_all_ranges(comm::Group& group, const at::Tensor& piece, const std::vector<FlatRange>& have,
                              const std::vector<FlatRange>& want, std::string_view subject) {
   check_covered(have, want, subject);

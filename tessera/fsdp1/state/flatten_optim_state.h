@@ -50,8 +50,8 @@ FlattenedOptimState flatten_optim_state_dict(const Fsdp1Units& model, const Stat
 // The optimizer states of the members (original parameters) of one unit, by index of the member. A member without a
 // state has no entry.
 using UnitStates = std::map<size_t, StateDict>;
-// Throws the errors of flatten_optim_state and shard_orig_param_state for these states. `partial`:
-// FlattenOptions::partial_units. No communication.
+// Checks the states of one unit: throws the errors that flatten_optim_state and shard_orig_param_state would throw for
+// them. `partial`: FlattenOptions::partial_units. No communication.
 void check_unit_states(const Fsdp1Unit& unit, const UnitStates& states, bool partial = false);
 
 // Returns the state of one flat parameter, on the CPU, from the states of its original parameters (`states`). For each

@@ -31,12 +31,14 @@ StateDict full_optim_state_dict(nn::Module& model, const optim::Optimizer& optim
                                 const LegacyOptimOptions& options = {});
 StateDict sharded_optim_state_dict(nn::Module& model, const optim::Optimizer& optimizer,
                                    const LegacyOptimOptions& options = {});
-// Every rank passes the whole dict.
+// Converts the dict of full_optim_state_dict() into a dict for load_optimizer_state_dict(). Every rank passes the whole
+// dict.
 StateDict shard_full_optim_state_dict(const StateDict& full, nn::Module& model, const optim::Optimizer& optimizer,
                                       const LegacyOptimOptions& options = {});
 StateDict flatten_sharded_optim_state_dict(const StateDict& sharded, nn::Module& model,
                                            const optim::Optimizer& optimizer, const LegacyOptimOptions& options = {});
-// Rank 0 passes the whole dict; the argument of the other ranks is ignored.
+// Like shard_full_optim_state_dict(), but only rank 0 passes the whole dict `full`; the argument of the other ranks is
+// ignored.
 StateDict scatter_full_optim_state_dict(const std::optional<StateDict>& full, nn::Module& model,
                                         const optim::Optimizer& optimizer, const LegacyOptimOptions& options = {});
 

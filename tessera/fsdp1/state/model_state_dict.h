@@ -28,7 +28,7 @@ StateDict fsdp1_state_dict(nn::Module& model, bool ignore_frozen_params = false)
 
 struct Fsdp1LoadOptions {
   bool strict = true;  // missing and unexpected keys are errors
-  // Parameters that need no gradient may be missing, and are not reported as missing.
+  // true: the state dict may lack parameters that need no gradient, and these are not reported as missing keys.
   bool ignore_frozen_params = false;
 };
 

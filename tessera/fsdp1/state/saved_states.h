@@ -29,8 +29,9 @@ struct LocalOptimStates {
     return found == by_parameter.end() ? nullptr : found->second;
   }
 };
-// Errors kShape: ids that no parameter has; states that are not dicts; state tensors with another number of elements
-// than this rank has of the parameter.
+// Finds the parameter of each entry of the dict "state" in `saved`, which is this rank's optimizer dict. The id of a
+// parameter is the position of its name in `optimizer_parameters`. Errors kShape: ids that no parameter has; states of
+// parameters that are not dicts; state tensors with another number of elements than this rank has of the parameter.
 LocalOptimStates find_local_optim_states(const Fsdp1Units& model, const std::vector<std::string>& optimizer_parameters,
                                          const StateDict& saved);
 

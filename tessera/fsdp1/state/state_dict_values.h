@@ -70,9 +70,9 @@ void check_same_form(comm::Group& group, const StateDictForm& form);
 // of another size; a sharded tensor without dims; a mesh without the ranks of the group.
 StateValue to_state_dict_value(const FlatTensorLayout& layout, const at::Tensor& piece, const ValueOptions& options);
 
-// Returns this rank's range of a value, as a 1-d copy on the layout's device. The value has the layout's shape and is a
-// whole tensor (the same on every rank), a ShardedTensor or a DTensor. Error kShape, on every rank, for a Partial
-// DTensor, and for boxes that do not cover the tensor exactly once.
+// Returns the elements of `value` in this rank's range layout.own(), as a 1-d copy on layout.device. `value` has the
+// shape layout.shape and is a whole tensor (the same on every rank), a ShardedTensor or a DTensor. Error kShape, on
+// every rank, for a Partial DTensor, and for shards that do not cover the tensor exactly once.
 at::Tensor to_local_range(const FlatTensorLayout& layout, const StateValue& value);
 
 // Returns this rank's local part of the tensor in the layout of `like`: the local shard when `like` is a DTensor, the
@@ -98,8 +98,9 @@ std::string describe_value(const StateValue& value);
 at::Tensor to_storage_order(const FlatTensorLayout& layout, const at::Tensor& whole);
 at::Tensor to_logical_order(const FlatTensorLayout& layout, const at::Tensor& flat);
 
-// Returns each rank's range of a DTensor of this shape. Returns nullopt for placements other than Replicate and
-// Shard(0), because a shard may then not be one range, and when a rank of the group is outside the mesh.
+// Returns, for each rank of `group`, the range of elements that the rank has of a DTensor with this shape, mesh and
+// placements. Returns nullopt when `shape` has no dims, when a placement is neither Replicate nor Shard(0), because a
+// shard may then not be one range, and when a rank of `group` is outside the mesh.
 std::optional<std::vector<FlatRange>> mesh_ranges(at::IntArrayRef shape, const DeviceMesh& mesh,
                                                   const Placements& placements, const comm::Group& group);
 

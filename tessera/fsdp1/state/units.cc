@@ -61,7 +61,8 @@ Fsdp1Unit::Fsdp1Unit(std::shared_ptr<FlatParameterHandle> of) : handle(std::move
   }
 }
 
-// Ranges end at unpadded_numel(), so the padding at the end of the last shards belongs to no rank.
+// Returns the layout of the flat parameter, with the range of elements that each rank holds. The ranges end at
+// unpadded_numel(), so the padding at the end of the flat parameter belongs to no rank.
 FlatTensorLayout Fsdp1Unit::flat_layout() const {
   const int64_t numel = layout().unpadded_numel(), shard = layout().sharded_numel();
   FlatTensorLayout flat{.name = handle->prefix() + "_flat_param",

@@ -86,7 +86,8 @@ class Fsdp1Units {
     const StateValue* find_in(const StateDict& states) const;
   };
 
-  // Errors kConfig: a model without units, units that differ in use_orig_params or in their ranks.
+  // Returns all FSDP1 units of `root` and all parameters of `root`. Errors kConfig: a model without units, units that
+  // differ in use_orig_params or in their ranks.
   static Fsdp1Units of(nn::Module& root);
   // `names`: the names of named_parameters(), in order. `aliases`: pairs of a further name and the first name of its
   // parameter.

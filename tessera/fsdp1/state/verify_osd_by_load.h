@@ -19,10 +19,11 @@ struct VerifyOsdOptions {
   std::shared_ptr<comm::Group> group = {};  // the ranks that verify together; null: this rank alone
 };
 
+// Verifies `optim_state_dict`: loads it into `unsharded_optimizer` and compares the result with `reference`.
 // `unsharded_model` is an unsharded module with the original parameters, `unsharded_optimizer` is its optimizer, and
 // `reference` is the optimizer of another unsharded module with the same parameters. Sharded values are gathered one at
-// a time. COLLECTIVE over the group, and over the groups of sharded values. Error kShape, on all ranks of the group,
-// lists the parameters and states that differ or are missing.
+// a time. COLLECTIVE over options.group, and over the groups of sharded values. Error kShape, on all ranks of
+// options.group, lists the parameters and states that differ or are missing.
 void verify_osd_by_load(nn::Module& unsharded_model, optim::Optimizer& unsharded_optimizer,
                         const StateDict& optim_state_dict, const optim::Optimizer& reference,
                         const VerifyOsdOptions& options = {});

@@ -22,8 +22,8 @@
 
 namespace tessera::kernels {
 
-// Tokens [begin, begin + tokens) of the sequence. The rank that holds the chunk stores it as its local tokens
-// [local, local + tokens).
+// A chunk of the sequence: the tokens [begin, begin + tokens). The rank that holds the chunk stores it as its local
+// tokens [local, local + tokens).
 struct ContextChunk {
   int64_t begin = 0, tokens = 0, local = 0;
   int64_t end() const { return begin + tokens; }
@@ -33,7 +33,7 @@ class ContextLayout {
  public:
   enum class Order : uint8_t { kBalanced, kContiguous };
 
-  // Error kShape for tokens < 0 or ranks < 1.
+  // The layout of a sequence of `tokens` tokens over `ranks` ranks. Error kShape for tokens < 0 or ranks < 1.
   ContextLayout(int64_t tokens, int64_t ranks, Order order = Order::kBalanced);
   // The layout of PyTorch's context_parallel: kBalanced where 2 * ranks divides the tokens, else kContiguous.
   static ContextLayout of_pytorch(int64_t tokens, int64_t ranks);
@@ -41,7 +41,8 @@ class ContextLayout {
   int64_t tokens() const { return tokens_; }
   int64_t ranks() const { return ranks_; }
   Order order() const { return order_; }
-  // The non-empty chunks of a rank, in ascending order of both `begin` and `local`.
+  // Returns the chunks of a rank that have tokens, in ascending order of ContextChunk::begin, which is also the order
+  // of ContextChunk::local.
   std::vector<ContextChunk> chunks_of(int64_t rank) const;
   int64_t tokens_of(int64_t rank) const;
   int64_t longest_shard_tokens() const;      // the largest tokens_of(rank)

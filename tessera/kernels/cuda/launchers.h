@@ -22,8 +22,9 @@ cudaError_t launch_gate_backward(ElementType element, bool gelu, const void* gra
 // dtype before the product with factors.
 cudaError_t launch_rms_norm(ElementType element, const void* x, const float* factors, float eps, bool rounds_first,
                             void* y, float* inverse_rms, int64_t rows, int64_t width, cudaStream_t stream);
-// Each thread block of launch_rms_norm_backward writes one row of `partial`, fp32 [rms_norm_blocks(rows), width]. The
-// sum of these rows is the gradient of the factors.
+// Each thread block of launch_rms_norm_backward() writes one row of `partial`, fp32 [rms_norm_blocks(rows), width]. The
+// sum of these rows is the gradient of `factors`, which the normed rows were multiplied by. rms_norm_blocks() returns
+// the number of thread blocks.
 int64_t rms_norm_blocks(int64_t rows);
 cudaError_t launch_rms_norm_backward(ElementType element, const void* grad, const void* x, const float* factors,
                                      const float* inverse_rms, void* grad_x, float* partial, int64_t rows,

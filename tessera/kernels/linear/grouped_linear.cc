@@ -33,7 +33,8 @@ std::vector<RowGroup> row_groups(const at::Tensor& counts) {
 // saves.
 constexpr int64_t kLargeGroup = 2048;
 
-// Writes a times the transpose of b into `into`. rows: the number of rows of the group.
+// Writes the product of `a` and the transpose of `b` to `into`. The product belongs to one RowGroup; `rows` is the
+// number of rows of that RowGroup and decides how the product is computed.
 void write_product(at::Tensor into, const at::Tensor& a, const at::Tensor& b, int64_t rows) {
   if (rows < kLargeGroup && runs_in_fp32(a)) {
     into.copy_(a.to(at::kFloat).mm(b.t().to(at::kFloat)));

@@ -85,9 +85,11 @@ KernelTimes in_fp32_and_native(at::ScalarType type, int64_t rows, int64_t column
       [&] { both(x, weight); });
 }
 
-// On a processor without instructions for the dtype, a large native product takes too long to measure, but a small
-// native product is already much slower there than the small product in fp32. On a processor with such instructions the
-// time of a small product is mostly the cost of the calls, so large products are compared.
+// Returns whether products in fp32 are measured to be faster than native products, those in `type` itself. Small
+// products are timed first. On a processor without instructions for `type`, a small native product is already much
+// slower than the small product in fp32, and a large native product would take too long to measure; so the small
+// products decide. On a processor with such instructions the time of a small product is mostly the cost of the calls,
+// so the large products decide.
 bool measure_fp32(at::ScalarType type) {
   const auto small = in_fp32_and_native(type, 128, 256);
   if (small.first * 4 < small.second) return true;

@@ -49,9 +49,10 @@ class LinearKernelGuard {
 struct KernelChoiceNames {
   std::string_view yes, no;
 };
-// Reads from `file` which of the two kernels is used, and returns true for names.yes. If the file does not exist, calls
-// measure() and stores its result in the file. If another process stores its result first, that result is returned. If
-// the folder cannot be written, the result of measure() is returned without being stored.
+// Returns which of two kernels is to be used: true for the kernel names.yes, false for names.no. The name of the kernel
+// is read from `file`. If `file` does not exist, calls measure(), whose result has the same meaning, and stores the
+// name of the measured kernel in `file`. If another process stores a name first, that name decides. If the name cannot
+// be stored, the result of measure() is returned all the same.
 bool stored_choice(const std::filesystem::path& file, const KernelChoiceNames& names,
                    const std::function<bool()>& measure);
 

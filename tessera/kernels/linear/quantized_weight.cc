@@ -104,8 +104,8 @@ QuantizedWeight QuantizedWeight::nf4(const at::Tensor& values, const Nf4Options&
   const auto* const from = whole.const_data_ptr<float>();
   auto* const packed = out.packed_.mutable_data_ptr<uint8_t>();
   auto* const largest = out.absmax_.mutable_data_ptr<float>();
-  // Threads share whole blocks. A block has an even number of elements before it, so no two threads write the same
-  // byte.
+  // Each thread encodes whole blocks. The number of elements before a block is even and a byte holds two codes, so no
+  // two threads write the same byte.
   at::parallel_for(0, blocks, 64, [&](int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block) {
       const int64_t first = block * kNf4Block, size = std::min(kNf4Block, count - first);

@@ -130,7 +130,8 @@ struct RowCrossEntropies {
 // The loss is the cross entropy - sum p log q, with q the softmax of the student's logits x and p the softmax of the
 // target's logits t. With M_q the maximum of x over all ranks, it is log sum e^(x - M_q) - sum p (x - M_q). Each rank
 // sends five numbers per row: the maximum m_q of x and s_q = sum e^(x - m_q); the maximum m_p of t and s_p = sum e^(t -
-// m_p); and sum e^(t - m_p) (x - m_q). They are merged as in entropy_of_rows. COLLECTIVE over the part's group.
+// m_p); and sum e^(t - m_p) (x - m_q). They are merged as in entropy_of_rows. COLLECTIVE over part.group
+// (VocabShard::group).
 RowCrossEntropies cross_entropy_of_rows(const at::Tensor& student, const at::Tensor& target, const VocabShard& part) {
   const LogitRows q(student), p(target);
   const auto options = q.options.dtype(at::kDouble);
@@ -189,7 +190,8 @@ struct CrossEntropyFunction : torch::autograd::Function<CrossEntropyFunction> {
 
 // ---- softmax ----
 
-// Returns the softmax, or the log-softmax where `logarithm` is true. COLLECTIVE over the part's group.
+// Returns the softmax, or the log-softmax where `logarithm` is true, of logits whose columns are sharded over the ranks
+// of part.group (VocabShard::group). COLLECTIVE over this group.
 at::Tensor softmax_of_parts(const at::Tensor& logits, const VocabShard& part, bool logarithm) {
   const LogitRows rows(logits);
   auto sums = detail::softmax_sums(rows);
@@ -216,7 +218,8 @@ struct LogSoftmaxFunction : torch::autograd::Function<LogSoftmaxFunction> {
     return result;
   }
 
-  // The gradient of the logits is g - softmax sum(g), where the sum is over all columns of all ranks.
+  // The gradient of the logits is g - softmax * sum(g). Here g is the gradient of the log-softmax, and sum(g) is the
+  // sum over all columns of all ranks.
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     detail::refuse_second_derivative("compute_distributed_log_softmax");
     const auto result = ctx->get_saved_variables()[0];

@@ -29,9 +29,11 @@ struct GatheredLogprobs {
   detail::SoftmaxSums sums;
 };
 
-// All-gathers 2 + 2 K numbers per row: maximum and sum of this rank's columns, the logit at each id (0 where the rank
-// does not have the column) and a 1 where it has the column. Sums over ranks then give the target's logit and the
-// number of ranks with the id, which must be 1. COLLECTIVE over `part.group`.
+// Computes log p of the K ids of each row. All-gathers 2 + 2 K numbers per row: the maximum and the sum of the
+// SoftmaxSums of this rank's columns; for each id, its logit (0 where the id is no column of this rank); and for each
+// id, a 1 where it is a column of this rank, else 0. Summed over the ranks, the last 2 K numbers give the logit of each
+// id and the number of ranks that have the id as a column. This number must be 1, except for kIgnoredLabel. COLLECTIVE
+// over `part.group`.
 GatheredLogprobs gather_logprobs(const at::Tensor& logits, const at::Tensor& ids, const VocabShard& part,
                                  int64_t max_rows) {
   const LogitRows rows(logits);

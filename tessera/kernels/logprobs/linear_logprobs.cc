@@ -41,8 +41,9 @@ struct HeadRows {
         options(logprob_options),
         wide(wide_type(all_hidden.scalar_type())) {}
 
-  // Computes the logits chunk by chunk and calls visit(first row, logits of the chunk, derivative of the cap). The
-  // derivative is undefined without a cap or where `backward` is false.
+  // Computes the logits of chunks of rows, with options.softcap applied, and calls visit(first row, logits of the
+  // chunk, derivative of the softcap) for each chunk. The derivative is an undefined tensor if the softcap is 0 or
+  // `backward` is false.
   template <class Visit>
   void for_chunks(bool backward, Visit visit) const {
     const int64_t tensors = backward && options.softcap > 0 ? 2 : 1;
@@ -61,8 +62,9 @@ struct LinearForward {
   detail::SoftmaxSums sums;  // of the rows that are not ignored
 };
 
-// All-gathers four numbers per row: maximum, sum, target logit, and 1 where this rank has the target's column.
-// COLLECTIVE over the part's group.
+// Computes the log-prob of each row's target. All-gathers four numbers per row over part.group: the maximum of the
+// logits of this rank's columns, the sum of exp(logit - maximum) over these columns, the target's logit, and a 1. The
+// last two are 0 where this rank does not have the target's column. COLLECTIVE over part.group.
 LinearForward linear_forward(const HeadRows& head, const VocabShard& part) {
   const detail::LocalColumns local_columns(head.ids, part);
   auto own = at::zeros({head.ids.size(0), 4}, head.hidden.options().dtype(at::kDouble));  // max, sum, target, found

@@ -47,8 +47,8 @@ at::Tensor chunked_distributed_entropy(const at::Tensor& logits, const VocabShar
 at::Tensor distributed_cross_entropy(const at::Tensor& student_logits, const at::Tensor& target_logits,
                                      const VocabShard& part, bool inference_only = false);
 
-// log_softmax over the whole vocabulary, [..., V of the part], in the logits' dtype. The backward pass is COLLECTIVE
-// over the group, too.
+// log_softmax over the whole vocabulary, of which each rank gets its own columns, [..., V of the part], in the logits'
+// dtype. The forward and the backward pass are both COLLECTIVE over part.group.
 at::Tensor compute_distributed_log_softmax(const at::Tensor& logits, const VocabShard& part);
 // softmax over the whole vocabulary, without a gradient.
 at::Tensor compute_distributed_softmax(const at::Tensor& logits, const VocabShard& part);

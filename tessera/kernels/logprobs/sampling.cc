@@ -54,10 +54,10 @@ at::Tensor kept_tokens(const at::Tensor& rows, const TrainingSamplingParams& sam
 
 // ---- exchange of logits between column shards and row shards ----
 
-// The exchange of logits between column shards and row shards, in chunks of rows. A chunk [count, own columns] on every
-// rank becomes [own rows, V] on every rank by one all-to-all; all_to_all_to_columns is the inverse. All ranks compute
-// the same chunk sizes, so their collectives match. The constructor and both exchanges are COLLECTIVE over the part's
-// group.
+// Exchanges logits between column shards and row shards, in chunks of rows. Before all_to_all_to_rows() every rank has
+// its own columns of the chunk, [count, own columns]; after it every rank has all columns of its own rows, [own rows,
+// V]. all_to_all_to_columns() is the inverse. Each is one all-to-all. All ranks compute the same chunk sizes, so their
+// collectives match. The constructor and both exchanges are COLLECTIVE over VocabShard::group.
 class RowExchange {
  public:
   RowExchange(const at::Tensor& logits, const VocabShard& part, int64_t max_rows) : part_(part), own_(logits.size(-1)) {
@@ -180,8 +180,9 @@ void for_chunks(const RowExchange& exchange, int64_t rows, Visit visit) {
   }
 }
 
-// Returns the log-probs of `target` after the filter of `sampling`, float64 [rows], the same on every rank. Each rank
-// computes some rows of every chunk; a sum over the ranks then gives every rank all rows. COLLECTIVE over part.group.
+// Returns the log-probs of `target` after the filter of `sampling`, float64 [rows], the same on every rank. The rows
+// are processed in chunks, and each rank computes some rows of each chunk. A sum over the ranks then gives every rank
+// the results of all rows. COLLECTIVE over part.group.
 at::Tensor sampled_logprobs(const at::Tensor& matrix, const at::Tensor& target, const VocabShard& part,
                             const TrainingSamplingParams& sampling, int64_t max_rows) {
   const RowExchange exchange(matrix, part, max_rows);
@@ -200,8 +201,9 @@ at::Tensor sampled_logprobs(const at::Tensor& matrix, const at::Tensor& target, 
   return result;
 }
 
-// Returns the gradient of the logits, (onehot - softmax) g at kept tokens. The rows are exchanged and filtered again,
-// so that whole rows need not stay in memory from forward to backward. COLLECTIVE over the part's group.
+// Returns the gradient of the logits: (onehot - softmax) times the row's value in `grad` for the tokens that the filter
+// of `sampling` keeps, 0 for all other tokens. The rows are exchanged and filtered again, so that whole rows need not
+// stay in memory from forward to backward. COLLECTIVE over part.group.
 at::Tensor sampled_logprobs_backward(const at::Tensor& grad, const at::Tensor& matrix, const at::Tensor& target,
                                      const VocabShard& part, const TrainingSamplingParams& sampling, int64_t max_rows) {
   const RowExchange exchange(matrix, part, max_rows);

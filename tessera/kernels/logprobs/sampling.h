@@ -4,12 +4,12 @@
 //   at::Tensor logprobs = distributed_logprob_with_sampling(logits, targets, part, sampling);    // [B, S]
 //   logprobs = mask_out_neg_inf_logprobs(logprobs, mask, "previous policy");
 //
-// The functions have the semantics of nemo_rl's functions of the same names. They also support uneven vocabulary shards
-// and any number of tokens. A filter needs a whole row: the ranks of the part exchange columns for rows with an
-// all-to-all, so that each rank filters whole rows of its share of the tokens. Forward and backward exchange some rows
-// at a time (at most 64 MiB of logits, and at most chunk_size positions); the number of rows does not change a bit of
-// the results. Errors and rank rules are those of logprobs.h; also kConfig for a top_k above V or a top_p outside
-// [0, 1].
+// The functions have the semantics of nemo_rl's functions of the same names. They also support uneven vocabulary
+// shards and any number of tokens. A filter needs a whole row: the ranks of VocabShard::group exchange columns
+// for rows with an all-to-all, so that each rank filters whole rows of its share of the tokens. Forward and
+// backward exchange some rows at a time (at most 64 MiB of logits, and at most chunk_size positions); the number
+// of rows does not change a bit of the results. Errors, and what the ranks must pass, are as in logprobs.h; also
+// Error kConfig for a top_k above V or a top_p outside [0, 1].
 #pragma once
 
 #include <ATen/core/Tensor.h>

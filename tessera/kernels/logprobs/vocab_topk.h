@@ -2,8 +2,9 @@
 //
 //   auto [values, ids] = distributed_vocab_topk(logits, 20, part);          // [B, S, 20] each, largest first
 //
-// The functions have the semantics of nemo_rl's functions of the same names. COLLECTIVE over part.group: all its ranks
-// pass the same arguments, except for their columns. Error kShape for sizes that do not fit. chunk_size limits how many
+// The functions have the semantics of nemo_rl's functions of the same names. COLLECTIVE over VocabShard::group
+// of the argument `part`: all ranks of this group pass the same arguments, except that each rank passes its own
+// `part` and its own columns of the logits. Error kShape for sizes that do not fit. chunk_size limits how many
 // positions of the dim before the vocabulary are processed at a time and does not change results. Thread-safe.
 #pragma once
 

@@ -30,10 +30,11 @@ struct CrossEntropySums {
   at::Tensor grad_weight;  // of the part's classes; undefined where not requested
 };
 
-// hidden [N, d], weight [classes of the part, d], labels int64 [N]. A label is kIgnoredLabel or a class of any part.
-// The caller must have checked labels that are on a CPU. On an accelerator a wrong label makes the loss NaN, because
-// the host does not wait for the labels, and ignored rows cost as much as others. COLLECTIVE over part.shard_groups,
-// whose ranks must have the same labels.
+// Returns the loss, summed over all rows, and the gradients that `request` asks for. Shapes: hidden [N, d]; weight
+// [number of this rank's classes, d]; labels int64 [N]. A label is kIgnoredLabel or a class of any rank. The caller
+// must have checked labels that are on a CPU. On an accelerator a wrong label makes the loss NaN, because the host does
+// not wait for the labels, and ignored rows cost as much as others. COLLECTIVE over part.shard_groups, whose ranks must
+// have the same labels.
 CrossEntropySums cross_entropy_sums(const at::Tensor& hidden, const at::Tensor& weight, const at::Tensor& labels,
                                     const ClassShard& part, const CrossEntropyRequest& request);
 

@@ -42,9 +42,9 @@ int64_t all_reduce_max(const RowShard& part, int64_t value, const at::Tensor& li
   return maximum.item<int64_t>();
 }
 
-// Makes a wrong label on one rank an error on all ranks, before any of them waits in a later collective. Labels on an
-// accelerator are not checked, because the host would have to wait; they make the loss NaN. COLLECTIVE over
-// part.shard_groups.
+// Raises an error on all ranks if one rank has a wrong label, before any of them waits in a later collective. Labels on
+// an accelerator are not checked, because the host would have to wait; they make the loss NaN. COLLECTIVE over all
+// groups in part.shard_groups.
 void check_labels(const at::Tensor& labels, int64_t classes, const RowShard& part) {
   if (!labels.is_cpu()) return;
   const int64_t own = first_wrong_label(labels, classes);

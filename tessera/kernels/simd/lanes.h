@@ -50,7 +50,8 @@ inline bool has_lanes() {
 #endif
 }
 
-// Returns the loop for the vector level in use. has_lanes() must be true.
+// Returns the argument that is compiled for the vector level in use, vector_level(): `avx512` or `avx2`. has_lanes()
+// must be true.
 template <class Loop>
 Loop* for_lanes(Loop* avx512, Loop* avx2) {
   return vector_level() == VectorLevel::kAvx512 ? avx512 : avx2;

@@ -5,7 +5,7 @@
 
 namespace tessera::detail {
 
-// Null in a program without CUDA.
+// Returns the function that makes graph pools for CUDA devices; null in a program without CUDA.
 GraphPoolFactory cuda_graph_pool_factory();
 
 }  // namespace tessera::detail

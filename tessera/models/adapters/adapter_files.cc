@@ -144,8 +144,9 @@ std::string to_text(const AdapterSummary& summary) {
       .dump();
 }
 
-// All-gathers the summaries of all pipeline stages and merges them in stage order. The parameters of the result are on
-// the meta device. COLLECTIVE over the pipeline.
+// All-gathers the AdapterSummary of each pipeline stage (`own` is that of this rank's stage) and merges these summaries
+// in stage order. The tensors in AdapterSummary::parameters of the result are on the meta device. COLLECTIVE over the
+// pipeline.
 AdapterSummary summary_of_stages(comm::Group& pipeline, const AdapterSummary& own) {
   AdapterSummary out;
   std::set<std::string> seen;

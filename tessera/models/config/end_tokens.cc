@@ -83,7 +83,8 @@ std::vector<int64_t> end_tokens(const fs::path& dir, const ModelConfig& config) 
   return end_tokens(dir, config, text::Tokenizer::from_folder(dir), find_chat_template(dir));
 }
 
-// The order of the tokens has no meaning, so the file is not rewritten when it lists the same tokens in another order.
+// Writes `ends` as eos_token_id of generation_config.json. The order of end tokens has no meaning, so the file is not
+// rewritten when listed_end_tokens() returns the tokens of `ends` in another order.
 void write_end_tokens(const fs::path& dir, std::span<const int64_t> ends, const ModelConfig& config) {
   const auto listed = listed_end_tokens(dir, config);
   const std::set<int64_t> before(listed.begin(), listed.end()), wanted(ends.begin(), ends.end());

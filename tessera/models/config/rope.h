@@ -26,8 +26,9 @@ RopeFrequencies rope_frequencies(const RopeConfig& rope, int64_t head_dim, int64
 // parameters.
 struct RotaryEmbedding : nn::Callable<RotaryEmbedding> {
   RotaryEmbedding(const RopeConfig& rope, int64_t head_dim, int64_t max_position_embeddings);
-  // `x` only selects the device of the angles; its values are not read. When `positions` is a DTensor, the angles are
-  // DTensors with the same placements; with the rope type "dynamic" the call is then COLLECTIVE over their mesh.
+  // Returns the rotary angles of the positions. `x` only selects the device of the angles; its values are not read.
+  // When `positions` is a DTensor, the angles are DTensors with the same placements; with the rope type "dynamic" the
+  // call is then COLLECTIVE over their mesh.
   virtual nn::RotaryAngles forward(const at::Tensor& x, const at::Tensor& positions);
   // Returns the angles for tokens of several sequences. `lengths` has the shape of `positions`. For each token, the
   // rope type "dynamic" uses the token's entry of `lengths` as the sequence length, in place of the largest position of

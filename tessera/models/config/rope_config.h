@@ -17,8 +17,9 @@ struct RopeDefaults {
   bool parent_original_has_priority = false;
 };
 
-// `object` is rope_parameters or rope_scaling, or nullopt. `parent` has the keys outside that object. Error kConfig for
-// rope types and values that are not supported.
+// Returns the rotary settings of config.json. `object` is the object with these settings, such as rope_parameters or
+// rope_scaling; nullopt if there is no such object. `parent` has the keys outside that object. Error kConfig for rope
+// types and values that are not supported.
 RopeConfig read_rope(const JsonReader& parent, const std::optional<JsonReader>& object, const RopeDefaults& defaults);
 
 }  // namespace tessera

@@ -61,8 +61,9 @@ struct ModelInputs {
   }
 };
 
-// Error kConfig when `tokens` contains an image placeholder token: this version implements only the text tower of
-// models with images. With tokens on an accelerator the host waits for the device.
+// Checks that `tokens` contains no image placeholder token (ModelConfig::image_token_ids). Throws Error kConfig if it
+// contains one, because this version implements only the text tower of models with images. With tokens on an
+// accelerator the host waits for the device.
 void check_no_image_tokens(const ModelConfig& config, const at::Tensor& tokens);
 
 class CausalLM : public nn::Callable<CausalLM> {

@@ -32,10 +32,11 @@ nn::MoEOptions moe_options(const ModelConfig& config) {
           .capacity_factor = config.experts.capacity_factor};
 }
 
-// With plain causal attention the kernels of a layer depend on no numbers besides tensor shapes. With padded document
-// lists (nn::FixedDocumentSizes) the kernels depend only on the length of the longest document. With document lists
-// that are not padded the kernels also depend on the lengths of all documents. These change from batch to batch, so a
-// call of the layer cannot be replayed from a CUDA graph, and the result is nullopt.
+// The result lists the numbers, besides tensor shapes, on which the kernels of a layer depend. With plain causal
+// attention (pattern.pieces is empty) there are none. With padded document lists (nn::FixedDocumentSizes) the kernels
+// depend only on the length of the longest document. With document lists that are not padded the kernels also depend on
+// the lengths of all documents, which change from batch to batch. Then a call of the layer cannot be replayed from a
+// CUDA graph, and read_numbers() returns nullopt.
 std::optional<std::vector<int64_t>> LayerContext::read_numbers() const {
   if (paged || pattern.context || nn::ContextParallelGuard::current()) return std::nullopt;
   if (pattern.pieces.empty()) return std::vector<int64_t>{};

@@ -26,7 +26,8 @@ class Gemma3ForConditionalGeneration : public CausalLM {
   std::shared_ptr<Gemma3Model> model;
   std::shared_ptr<nn::Head> lm_head;
   Gemma3ForConditionalGeneration(const ModelConfig& config, const nn::ParameterOptions& options);
-  // Error kConfig for image placeholder tokens.
+  // Computes the result of CausalLM::forward() with the language model. Error kConfig when inputs.tokens has image
+  // placeholder tokens.
   at::Tensor forward(const ModelInputs& inputs) override;
   std::vector<std::shared_ptr<nn::Module>> blocks() override;
 };

@@ -117,8 +117,8 @@ std::set<std::string, std::less<>> names_in_other_stages(const ModelConfig& conf
   for (const auto& parameter : shared_parameters(*model)) {
     const auto is_held = [&](const std::string& name) { return held.contains(name); };
     if (std::ranges::any_of(parameter.names, is_held)) {
-      // A tied weight may have one name in this model and another name in another stage. For each name that this model
-      // does not have, the weight's names in files are added to `all`.
+      // A tied weight may have one name in this model and another name in another stage. For each name of the weight
+      // that this model does not have, the names that files use for it (WeightMap::names_of) are added to `all`.
       for (const auto& name : parameter.names) {
         for (const auto& each : is_held(name) ? std::vector<std::string>() : map.names_of(name)) all.insert(each);
       }
@@ -215,9 +215,9 @@ std::vector<TensorSource> match_tensors(const CausalLM& model, const std::vector
   return found;
 }
 
-// Error kFormat for values that are not finite, in the file or after conversion to the model's dtype. `read` is the box
-// at `offset` of the stored tensor, converted to the model's dtype. Only if a value in it is not finite, the stored
-// values are read again for the error message.
+// Checks that the values of a box of the tensor `name` are finite, in the file and after conversion to the model's
+// dtype; Error kFormat if not. `read` holds the box, which begins at `offset` in the stored tensor, converted to the
+// model's dtype. Only if a value in `read` is not finite, the stored values are read again for the error message.
 void check_read(const TensorFiles& folder, const std::string& name, c10::IntArrayRef offset, const at::Tensor& read) {
   if (!find_non_finite(read)) return;
   const auto stored = at::empty(read.sizes(), at::TensorOptions(folder.at(name).dtype));
@@ -280,7 +280,8 @@ int64_t read_local_part(const TensorFiles& folder, const TensorSource& source, c
   if (source.stacked.empty()) return read(source.name, box.offset, local);
   int64_t bytes = 0;
   for (const auto& each : source.stacked) {
-    // Intersect the rows of each per-expert tensor with the box, whose dim 0 is the expert and whose dim 1 is the row.
+    // Dim 0 of `box` is the expert and dim 1 is the row of the expert. [begin, end) are the expert's rows that are both
+    // in this per-expert tensor and in `box`.
     const int64_t expert = each.expert - box.offset[0];
     const int64_t begin = std::max(each.first_row, box.offset[1]);
     const int64_t end = std::min(each.first_row + each.rows, box.offset[1] + box.shape[1]);

@@ -61,8 +61,9 @@ class ModelFolderWriter {
   }
 
  private:
-  // Returns the name that the parameter has in the source folder. If the source folder was not opened or lacks the
-  // parameter, returns the first of the parameter's names in files.
+  // Returns the name that the parameter has in unowned_, the folder from which the model was loaded (see
+  // open_unowned_tensors()). If that folder was not opened or lacks the parameter, returns the first of the parameter's
+  // names in files (file_names()).
   std::string saved_name(const SharedParameter& parameter) const {
     const auto names = file_names(map_, parameter);
     for (const auto& name : names) {

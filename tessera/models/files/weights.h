@@ -25,8 +25,8 @@ namespace tessera {
 // How to treat a folder that contains a whole model and an adapter_config.json. transformers applies the adapter when
 // it loads such a folder; this library does not.
 enum class FolderAdapter : uint8_t { kRefuse, kIgnore };
-// Error kConfig for a folder with both config.json and adapter_config.json, because load_pretrained and conversions
-// would give the model without its adapter.
+// Checks the folder of a model. Error kConfig if the folder has both config.json and adapter_config.json, because
+// load_pretrained and conversions would give the model without its adapter.
 void refuse_folder_adapter(const std::filesystem::path& dir);
 
 // Fills every parameter from the files that TensorFiles reads: model.safetensors or its shards, a distributed

@@ -33,7 +33,7 @@ void warn_of_unsupported(const JsonReader& settings) {
                                                               {"forced_bos_token_id", nullptr},
                                                               {"forced_eos_token_id", nullptr},
                                                               {"sequence_bias", nullptr}};
-  // A setting with its neutral value has no effect, so there is no warning for it.
+  // No warning is logged for an unsupported setting that has its neutral value, because such a setting has no effect.
   for (const auto& [key, neutral] : kUnsupported) {
     const auto found = settings.find(key);
     if (found && found->value() != neutral) log_warning("{}: not supported and not applied", found->name());

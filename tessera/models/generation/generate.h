@@ -54,7 +54,8 @@ struct GenerationOptions {
   // even if the file has do_sample: a caller that samples must set it. Settings that are not supported are listed in a
   // warning. Errors: kFormat for text that is not a JSON object, kConfig for values out of range.
   static GenerationOptions from_folder(const std::filesystem::path& dir, const ModelConfig& config);
-  // Error kConfig for values out of range.
+  // Checks the ranges of the numeric options. Error kConfig for the first value out of range; the message names the
+  // option.
   void check() const;
 };
 

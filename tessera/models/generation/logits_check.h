@@ -10,9 +10,9 @@
 
 namespace tessera {
 
-// Error kInternal for a logit that is NaN or +inf, and when all logits are -inf (a token with logit -inf is never
-// chosen). `position` is the position of the token that these logits predict; the first token of the prompt has
-// position 0.
+// Checks the logits of one position. Error kInternal if there are no logits, if a logit is NaN or +inf, or if all
+// logits are -inf (a token with logit -inf is never chosen). `position` is the position of the token that these logits
+// predict; the first token of the prompt has position 0.
 void check_logits(std::span<const float> logits, size_t position);
 
 }  // namespace tessera

@@ -116,7 +116,8 @@ struct RowAngles : RotaryEmbedding {
   at::Tensor cos, sin;  // [positions, head_dim / 2]
 };
 
-// Returns null unless the module's type is exactly M. A class derived from M may compute something else.
+// Returns `module` as an M if its type is exactly M, else null. A class derived from M is refused, because it may
+// compute something else.
 template <class M>
 M* exact_cast(nn::Module* module) {
   auto* typed = dynamic_cast<M*>(module);

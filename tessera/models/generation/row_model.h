@@ -15,7 +15,8 @@
 
 namespace tessera {
 
-// Error kConfig unless all parameters are plain tensors (not DTensors) with values on the CPU.
+// Converts `model` in place. Error kConfig unless all parameters are plain tensors (not DTensors) with values on the
+// CPU.
 void make_row_model(CausalLM& model, kernels::WeightFormat dtype);
 // Returns the WeightFormat in which make_row_model() keeps the parameters as they are: kBFloat16 or kFloat16; for other
 // dtypes kFloat32.

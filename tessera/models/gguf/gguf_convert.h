@@ -32,8 +32,9 @@ struct GgufExportOptions {
   std::optional<GgmlType> type;
 };
 
-// DIR must not exist or must be empty. It gets config.json, generation_config.json, model.safetensors (or shards and
-// index), tokenizer.json, tokenizer_config.json and special_tokens_map.json.
+// Converts the file `gguf` to the Hugging Face folder `dir`, which must not exist or must be empty. The folder gets
+// config.json, generation_config.json, model.safetensors (or shards and index), tokenizer.json, tokenizer_config.json
+// and special_tokens_map.json.
 void gguf_to_folder(const std::filesystem::path& gguf, const std::filesystem::path& dir,
                     const GgufImportOptions& options = {});
 
@@ -42,7 +43,7 @@ void gguf_to_folder(const std::filesystem::path& gguf, const std::filesystem::pa
 inline constexpr const char* kLinkedGguf = "model.gguf";
 void gguf_to_linked_folder(const std::filesystem::path& gguf, const std::filesystem::path& dir);
 
-// The file `gguf` must not exist.
+// Converts the model in the folder `dir` to the GGUF file `gguf`, which must not exist.
 void folder_to_gguf(const std::filesystem::path& dir, const std::filesystem::path& gguf,
                     const GgufExportOptions& options = {});
 

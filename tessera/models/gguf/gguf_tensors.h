@@ -36,8 +36,8 @@ struct GgufTensor {
 std::vector<std::string> names_of_experts(const GgufTensor& tensor, const std::string& stack_name);
 
 std::vector<GgufTensor> gguf_tensors(const GgufMap& map, const ModelConfig& config);
-// Convert the value of a tensor from a Hugging Face folder to GGUF, and back. Norm weights with one_plus are returned
-// in fp32.
+// Convert the value of a tensor from a Hugging Face folder to GGUF, and back. Tensors with GgufTensor::one_plus (norm
+// weights) are returned in fp32.
 at::Tensor to_gguf(const GgufTensor& tensor, const at::Tensor& value);
 at::Tensor from_gguf(const GgufTensor& tensor, const at::Tensor& value);
 

@@ -52,7 +52,8 @@ class GgufWeights {
           file_->path().string(), names.front());
   }
   at::Tensor values(const GgufTensor& tensor) const { return from_gguf(tensor, file_->tensor(tensor.gguf_name)); }
-  // Error kFormat when `loaded`, which was made from the values of the tensor, has values that are not finite.
+  // Checks `loaded`, which was made from the values of `tensor`. Error kFormat when `loaded` has values that are not
+  // finite.
   void check_loaded(const GgufTensor& tensor, const at::Tensor& loaded) const {
     if (!find_non_finite(loaded)) return;
     const auto stored = file_->tensor(tensor.gguf_name);

@@ -36,8 +36,9 @@ at::Tensor StageParameters::collect(const SharedParameter& parameter,
   if (!pipeline_) return value_of(parameter);
   const int from = owner(parameter), rank = pipeline_->rank();
   const at::Tensor value = rank == from ? value_of(parameter) : at::Tensor();
-  // The first rank of the owner stage's mesh sends the value to pipeline rank 0. All pipeline ranks compute the same
-  // `from`, so the send on rank `from` and the receive on rank 0 match.
+  // `from` is the pipeline rank whose stage owns the parameter. The first rank of this stage's mesh sends the
+  // parameter's value to pipeline rank 0. All pipeline ranks compute the same `from`, so the send on rank `from` and
+  // the receive on rank 0 match.
   if (from == 0 || !is_mesh_leader_) return value;
   if (rank == from) comm::send(*pipeline_, value.to(parameter.tensor.scalar_type()).contiguous(), 0).wait();
   if (rank != 0) return value;

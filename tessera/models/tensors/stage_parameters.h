@@ -19,6 +19,7 @@ namespace tessera {
 
 class StageParameters {
  public:
+  // Exchanges the names of the parameters of all pipeline ranks, so that collect() knows which rank has a parameter.
   // `own` are the parameters of this rank's stages. `pipeline` is the 1-d pipeline-parallel mesh; it is null or has one
   // rank when this rank has the whole model. COLLECTIVE over the pipeline.
   StageParameters(const MeshPtr& pipeline, const std::vector<SharedParameter>& own);
@@ -27,10 +28,12 @@ class StageParameters {
   comm::Group* pipeline() const { return pipeline_.get(); }
   // Whether this rank writes the whole model: it is pipeline rank 0 and the first rank of the parameters' mesh.
   bool is_writer() const { return is_mesh_leader_ && (!pipeline_ || pipeline_->rank() == 0); }
-  // Returns the value of a parameter on the writing rank. The first pipeline rank that has the parameter calls
-  // `value_of`. If that rank is not the writing rank, it sends the value to the writing rank in the parameter's dtype.
-  // All other ranks return an undefined tensor, or the value of their `value_of` call. Error kInternal for a parameter
-  // that no rank has. COLLECTIVE over the pipeline, and over the mesh when `value_of` is.
+  // Returns the value of a parameter on the writing rank, the rank for which is_writer() is true. With a pipeline only
+  // the first rank in pipeline() that has the parameter calls `value_of`, and if this is not pipeline rank 0, the value
+  // is sent to the writing rank, in the parameter's dtype. Of the ranks of the parameters' mesh only the first one
+  // sends. All other ranks return an undefined tensor, or the value of their `value_of` call. Error kInternal for a
+  // parameter that no rank has. COLLECTIVE over the pipeline; also COLLECTIVE over the parameters' mesh if `value_of`
+  // is COLLECTIVE over this mesh.
   at::Tensor collect(const SharedParameter& parameter,
                      const std::function<at::Tensor(const SharedParameter&)>& value_of) const;
   // Runs `action` on the ranks of the mesh and of the pipeline. When it throws on one rank, every rank throws

@@ -297,8 +297,9 @@ AttentionPattern attention_pattern(const AttentionPatternOptions& pattern_option
     pattern.documents =
         lengths_of_documents(rows, options, options.dtype() != at::kFloat ? pattern_options.fixed_sizes : nullptr);
   }
-  // The kernels that read `first_key` or `documents` do not support every device and every call. For all other calls,
-  // attend() computes piece by piece, with `pieces` and one mask for all pieces of kind kWindow.
+  // Kernels that read AttentionPattern::first_key or AttentionPattern::documents do not support every device and every
+  // call. In all other cases attend() computes one piece after another: `pieces` lists them, and `window_mask` is the
+  // one mask for all pieces of kind kWindow.
   pattern.window_piece = std::clamp(pattern_options.sliding_window, kMinPiece, kMaxPiece);
   int64_t max_earlier = -1;
   for (const auto& row : rows) {

@@ -81,9 +81,10 @@ struct AttentionPatternOptions {
   FixedDocumentSizes* fixed_sizes = nullptr;
 };
 
-// `options` has the dtype and device of the queries. The document ids are copied to the host. If they are a DTensor,
-// the call is COLLECTIVE over its mesh. Error kShape: ids of another shape, ids together with cached tokens, an id that
-// occurs in two separate runs, or cached tokens under context parallelism.
+// Makes the AttentionPattern for the rows that `pattern_options` describes. `options` has the dtype and device of the
+// queries. The document ids are copied to the host. If they are a DTensor, the call is COLLECTIVE over its mesh. Error
+// kShape: ids of another shape than [rows, tokens], ids together with cached tokens, an id that occurs in two separate
+// runs, or cached tokens under context parallelism.
 AttentionPattern attention_pattern(const AttentionPatternOptions& pattern_options, const at::TensorOptions& options);
 
 // How a score is computed from a query and a key, before the softmax.

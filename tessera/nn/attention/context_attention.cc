@@ -189,8 +189,8 @@ class GradientSum {
  public:
   GradientSum(at::IntArrayRef sizes, const at::TensorOptions& options) : sizes_(sizes.vec()), options_(options) {}
 
-  // Adds `part`, the gradient of a slice of the tensor, to the sum. `where` gets the sum for the whole tensor and
-  // returns the view of this slice.
+  // Adds `part`, the gradient of one slice of the tensor, to the gradient of the whole tensor (sum_). `where` is called
+  // with the gradient of the whole tensor and returns the view of it that belongs to this slice.
   void add(const at::Tensor& part, const std::function<at::Tensor(const at::Tensor&)>& where) {
     if (!sum_.defined() && part.sizes() == at::IntArrayRef(sizes_)) {
       sum_ = part.to(options_.dtype());

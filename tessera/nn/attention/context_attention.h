@@ -35,7 +35,7 @@ namespace tessera::nn {
 struct AttentionScoreOptions;
 
 enum class RotateMethod : uint8_t { kAllGather, kAllToAll };
-// `name` is "allgather" or "alltoall". Error kConfig for another name.
+// Returns the RotateMethod for the name "allgather" or "alltoall". Error kConfig for another name.
 RotateMethod rotate_method_of(std::string_view name);
 
 struct ContextParallelGroup {
@@ -84,14 +84,16 @@ struct ContextPattern {
   int64_t mask_origin = 0;  // the column of the key at the first query's own position
 };
 
-// `options` has the dtype and device of the queries. No communication.
+// Makes the ContextPattern of this rank. `options` has the dtype and device of the queries; ContextPattern::mask gets
+// them. No communication.
 std::shared_ptr<const ContextPattern> context_pattern(std::shared_ptr<const ContextSequence> sequence,
                                                       const ContextPieceOptions& pieces,
                                                       const at::TensorOptions& options);
 
-// q [B, H, T, d], k and v [B, G, T, d] of this rank's T tokens: plain tensors, or DTensors that shard only rows and
-// heads. The forward and the backward pass are COLLECTIVE over the group. There is no second derivative. Error kShape:
-// sizes that differ from those of the pattern.
+// Returns the attention of this rank's queries to the keys that `pattern` describes, in the shape of q. q [B, H, T, d],
+// k and v [B, G, T, d] are of this rank's T tokens: plain tensors, or DTensors that shard only rows and heads. The
+// forward and the backward pass are COLLECTIVE over the context-parallel group. There is no second derivative. Error
+// kShape: sizes other than the rows and tokens of pattern->sequence, or DTensors with other placements.
 at::Tensor attend_context(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                           const std::shared_ptr<const ContextPattern>& pattern, const AttentionScoreOptions& scores);
 

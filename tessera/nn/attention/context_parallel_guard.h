@@ -32,9 +32,10 @@ class ContextParallelGuard {
   // the guard was destroyed, as is needed when backward recomputes a layer.
   std::shared_ptr<const ContextPattern> pattern(int64_t rows, const ContextPieceOptions& pieces,
                                                 const at::TensorOptions& options) const;
-  // Implements nn::attend while the guard exists, for one document per row. COLLECTIVE over the group. Error kShape: a
-  // pattern with pieces (several documents), which was made outside of the guard's scope, or a number of tokens other
-  // than layout.tokens_of(rank).
+  // Implements nn::attend while the guard exists; each row must be one document. COLLECTIVE over the group. Errors
+  // kShape: pattern.pieces is not empty (attention_pattern() returned the pattern outside the guard's scope, for
+  // several documents per row or for rows longer than the sliding window); the number of tokens is not
+  // layout.tokens_of(rank).
   at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const AttentionPattern& pattern,
                     const AttentionScoreOptions& scores) const;
   // Computes at::scaled_dot_product_attention without a mask; each query of this rank sees the keys of all ranks.

@@ -13,8 +13,10 @@ struct SeenBlock {
   bool empty() const { return first >= last || from >= to; }
 };
 
-// Removes, in this order: keys after the last query; keys before the first query's window; queries before the first
-// key; queries whose window begins after the last key. After a step, the conditions of the earlier steps still hold.
+// Returns the parts of the ranges `queries` and `keys` that are inside `document`. With options.causal the function
+// then removes from them, in this order: keys after the last query; keys before the first query's window, if there is a
+// sliding window; queries before the first key; queries whose window begins after the last key. After a step, the
+// conditions of the earlier steps still hold.
 SeenBlock seen_block(const TokenRange& document, const TokenRange& queries, const TokenRange& keys,
                      const ContextPieceOptions& options) {
   SeenBlock block{std::max(queries.begin, document.begin), std::min(queries.end, document.end),

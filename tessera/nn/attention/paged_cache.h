@@ -39,7 +39,8 @@ class PagedKVCache {
 
 class PagedBatch {
  public:
-  // The rows (tokens) must be in the order of `sequences`. A sequence must have pages for all its tokens. logit_rows
+  // A batch with one row for each new token of `sequences`. The rows must be in the order of `sequences`
+  // (PagedSequence::first_row), and a sequence must have pages for all its tokens; otherwise Error kShape. `logit_rows`
   // are the rows whose logits are requested.
   PagedBatch(PagedKVCache& store, std::vector<kernels::PagedSequence> sequences, std::vector<int64_t> logit_rows);
 

@@ -65,7 +65,8 @@ struct Router : Callable<Router> {
   // Null: the gradient is not reduced here.
   std::shared_ptr<const DeviceMesh> tokens_over;
   Router(const MoEOptions& moe, const ParameterOptions& options);
-  // rows [N, width]; mask [N].
+  // Returns the chosen experts and their weights for each row of `rows` [N, width]. real.mask is bool [N], true for
+  // rows that are not padding; undefined: no row is padding.
   virtual RouterOutput forward(const at::Tensor& rows, const NonPaddingMask& real);
 
  private:
@@ -78,7 +79,8 @@ struct Router : Callable<Router> {
 struct Experts : Callable<Experts> {
   at::Tensor gate_up_proj, down_proj;
   Experts(const MoEOptions& moe, const ParameterOptions& options);
-  // rows [M, width], sorted by expert; counts int64 on the CPU, the rows of each local expert. Returns [M, width].
+  // Applies to each row the gated MLP of its expert. rows [M, width], sorted by expert. counts: int64 on the CPU, the
+  // number of rows of each expert of this rank. Returns [M, width].
   virtual at::Tensor forward(const at::Tensor& rows, const at::Tensor& counts);
   int64_t inner() const { return inner_; }
 
@@ -93,7 +95,8 @@ struct ExpertPermutation {
   at::Tensor order, inverse;  // int64 [N * experts_per_token]: order of the flattened choices, and its inverse
   at::Tensor counts;          // int64 [experts] on the CPU
 };
-// expert_ids: int64 [N, k]. The value `experts` marks a dropped choice.
+// Returns the permutation for the choices expert_ids, int64 [N, k]. `experts` is the number of experts; an entry of
+// expert_ids with this value marks a dropped choice.
 ExpertPermutation permutation_by_expert(const at::Tensor& expert_ids, int64_t experts);
 // Copies rows [N, width] once per choice, sorted by expert, without dropped choices: [sum of counts, width].
 at::Tensor permute_to_experts(const at::Tensor& rows, const ExpertPermutation& order, int64_t experts_per_token);

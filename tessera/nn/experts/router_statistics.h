@@ -32,14 +32,15 @@ class Module;
 
 class RouterStatistics {
  public:
-  // `coefficient` is the factor of the loss (router_aux_loss_coef).
+  // `coefficient` is the factor of the load-balance loss (router_aux_loss_coef).
   RouterStatistics(int64_t experts, double coefficient);
 
   void begin();
   // Returns this rank's sums, which must be all-reduced over the ranks: float64 [2 experts + 1] on `device`, with the
   // choices per expert, the sums of probabilities per expert, and the number of rows (tokens).
   at::Tensor sums(c10::Device device = c10::kCPU) const;
-  // Stores the sums over all ranks and stops counting. Error kShape unless `sums` is [2 experts + 1].
+  // Stores `sums`, the sums() of all ranks added together, from which loss() and gradient() are computed, and stops
+  // counting. Error kShape unless `sums` has the shape [2 experts + 1].
   void finish(const at::Tensor& sums);
   void end() { mode_ = Mode::kOff; }
   // Returns the load-balance loss, multiplied by `coefficient`: float64 [], on the device of the sums given to
@@ -52,8 +53,8 @@ class RouterStatistics {
   // Called by routers: adds the rows of a forward to the sums. Shapes: probabilities [N, experts], chosen int64 [N, k],
   // mask bool [N]. The mask selects the rows that are counted; undefined: all rows.
   void count(const at::Tensor& probabilities, const at::Tensor& chosen, const at::Tensor& mask);
-  // Returns the gradient of the loss with respect to the probabilities of one counted row: float32 [experts]. Error
-  // kInternal before finish().
+  // Returns the gradient of loss() with respect to the router probabilities of one token: float32 [experts]. It is the
+  // same for every token that count() has counted. Error kInternal before finish().
   at::Tensor gradient() const;
 
  private:

@@ -54,7 +54,7 @@ struct ScaleAndClipOptions {
 double scale_grads_and_clip_grad_norm(std::optional<double> max_grad_norm, const std::vector<nn::Module*>& model_parts,
                                       const ScaleAndClipOptions& options = {});
 
-// Returns the size of device_mesh's dim tp_axis_name if a module of some part is marked
+// Returns the size of device_mesh's dim tp_axis_name if a module in one of `model_parts` is marked
 // nn::GradientMarks::moe_tp_replica_sync, else 1. Returns 1 for a null mesh and for a mesh without the dim
 // tp_axis_name. No communication.
 int64_t get_expert_tp_replication_factor(const std::vector<nn::Module*>& model_parts, const MeshPtr& device_mesh,

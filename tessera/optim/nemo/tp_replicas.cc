@@ -104,7 +104,7 @@ std::vector<Replica> replicas_of(const std::vector<nn::Module*>& parts, const co
 }
 
 // All-gathers Replica::description() of each parameter and compares the texts of the ranks, so that every rank raises
-// the same error before any reduction starts. COLLECTIVE over the group.
+// the same error before any reduction starts. COLLECTIVE over `group`.
 void check_equal_on_ranks(comm::Group& group, const std::vector<Replica>& replicas) {
   std::string own;
   for (const auto& replica : replicas) own += replica.description() + "\n";

@@ -28,15 +28,15 @@ struct TpReplicaOptions {
   int64_t bucket_bytes = int64_t{256} << 20;
 };
 // Replaces the gradient of each trainable parameter by its mean over the ranks along tp_axis_name, or by the sum where
-// its module is marked or listed as kSum. Included are plain parameters, and DTensors that are Replicate on all dims
-// along which those ranks differ. Excluded are experts that only one rank holds (GradientMarks::ep_local_experts,
-// is_te_expert_parameter), parameters with a divisor of their own (GradientMarks::grad_divisors), modules marked or
-// listed as kSkip, and gradients that are Partial over those ranks. bfloat16 and float16 are reduced in float32. Call
-// it once per step, because a sum changes when it is summed again.
-//
-// Does nothing for a null mesh, a mesh without that dim, or a dim of one rank. COLLECTIVE over the dim. Errors kShape,
-// the same on all ranks and before any gradient changes: a gradient that some ranks lack or that differs in shape,
-// dtype or placements; a sparse gradient; a parameter that two modules share and reduce differently.
+// GradientMarks::tp_replicas of its module is kSum or TpReplicaOptions::sum lists the module. Included are plain
+// parameters, and DTensors that are Replicate on all dims along which those ranks differ. Excluded are experts that
+// only one rank holds (GradientMarks::ep_local_experts, is_te_expert_parameter), parameters with a divisor of their own
+// (GradientMarks::grad_divisors), modules whose tp_replicas is kSkip or that TpReplicaOptions::skip lists, and
+// gradients that are Partial over those ranks. bfloat16 and float16 are reduced in float32. Call it once per step,
+// because a sum changes when it is summed again.  Does nothing for a null mesh, a mesh without that dim, or a dim of
+// one rank. COLLECTIVE over the dim. Errors kShape, the same on all ranks and before any gradient changes: a gradient
+// that some ranks lack or that differs in shape, dtype or placements; a sparse gradient; a parameter that two modules
+// share and reduce differently.
 void synchronize_tp_replica_gradients(const std::vector<nn::Module*>& model_parts, const MeshPtr& device_mesh,
                                       const TpReplicaOptions& options = {});
 

@@ -63,10 +63,11 @@ struct ScaledDotProductAttentionOptions {
   double scale = 0;  // 0: 1 / sqrt(head_dim)
   bool enable_gqa = false;
 };
-// at::scaled_dot_product_attention without mask and dropout, for q [B, H, T, d], k and v [B, G, T, d]. Inside a scope
-// of this thread it attends over the whole sequence of the scope's mesh, and forward and backward are COLLECTIVE over
-// that mesh. Errors kShape: G other than H without enable_gqa, and inside a scope a T that is not this rank's number of
-// tokens; kConfig: non-causal attention inside a scope in which each rank has two chunks of tokens.
+// at::scaled_dot_product_attention without mask and dropout, for q [B, H, T, d], k and v [B, G, T, d]. While this
+// thread has a ContextParallel object (a scope), the function attends over the whole sequence of the object's mesh, and
+// forward and backward are COLLECTIVE over that mesh. Errors kShape: G other than H without enable_gqa, and inside a
+// scope a T that is not this rank's number of tokens; kConfig: non-causal attention inside a scope in which each rank
+// has two chunks of tokens.
 at::Tensor scaled_dot_product_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                         const ScaledDotProductAttentionOptions& options);
 

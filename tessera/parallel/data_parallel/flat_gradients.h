@@ -48,7 +48,7 @@ class FlatGradients {
   // The accumulated gradient of an entry, 1-d. The layout must have one part (FlatLayout::ranks is 1), because with
   // several parts each part has only some rows of the gradient.
   at::Tensor accumulated(size_t index) const { return values_of(buffer_, index, 0); }
-  // Whether `tensor` is a view of the buffer; false if the buffer is not open.
+  // Returns whether `tensor` is a view of the buffer. Returns false while no buffer is allocated (is_open() is false).
   bool holds(const at::Tensor& tensor) const { return is_open() && tensor.is_alias_of(buffer_); }
 
   // Completes the buffer and returns it: [parts * part] elements, to be summed over ranks. After this call is_open() is
@@ -60,9 +60,9 @@ class FlatGradients {
   // close() describes, as a 1-d tensor of dtype `dtype`. All these tensors share one buffer.
   using ValuesCallback = std::function<void(size_t index, const at::Tensor& values)>;
   void unpack(const at::Tensor& sum, int64_t rank, c10::ScalarType dtype, const ValuesCallback& callback);
-  // unpack() in three steps. allocate_values() returns the tensor for the divided values: `sum` itself if its dtype is
-  // `dtype`, else a new tensor. write_values() divides the sum and copies it to that tensor; this step may run on
-  // another stream. deliver_values() calls `callback`.
+  // The three steps of unpack(). allocate_values() returns the tensor for the divided values: `sum` itself if its dtype
+  // is `dtype`, else a new tensor. write_values() divides the sum and writes it to this tensor; this step may run on
+  // another stream. deliver_values() calls `callback` with the entries' parts of this tensor, as unpack() describes.
   at::Tensor allocate_values(const at::Tensor& sum, c10::ScalarType dtype);
   void write_values(const at::Tensor& sum, const at::Tensor& values) const;
   void deliver_values(const at::Tensor& sum, const at::Tensor& values, int64_t rank,

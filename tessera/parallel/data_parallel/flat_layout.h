@@ -65,7 +65,8 @@ struct FillConstants {
 // stream.
 void pack_gradients(const FlatLayout& layout, const std::vector<at::Tensor>& gradients, int64_t flags,
                     const at::Tensor& parts, FillConstants& fill);
-// Zeroes the padding, and the chunks of entries whose `filled` is false, in all parts.
+// In `parts`, which holds the parts of all ranks, zeroes the padding, and the chunk of each entry i for which filled[i]
+// is false.
 void zero_unfilled(const FlatLayout& layout, const at::Tensor& parts, const std::vector<bool>& filled);
 
 }  // namespace tessera

@@ -24,7 +24,7 @@ struct GatheredParameters : torch::autograd::Node {
   std::string name() const override { return "GatheredParameters"; }
 };
 
-// The node of GradAccumulatorNode. It has no next edges, so backward ends in it.
+// The autograd node that a GradAccumulatorNode owns. This node has no next edges, so backward ends in it.
 struct ReplicatedParameters : GatheredParameters {
   // UINT64_MAX is the sequence number of autograd's AccumulateGrad nodes: the engine runs ready nodes with this number
   // first.

@@ -56,7 +56,8 @@ struct ReplicateStats {
   int64_t all_reduces = 0;  // all-reduces of gradient buckets since reset_replicate_stats
   int64_t overlapped = 0;   // all-reduces of these that started before the end of backward
 };
-// Error kShape when replicate was not called on this module.
+// replicate_stats() returns the counts of `module`, and reset_replicate_stats() sets all_reduces and overlapped to 0.
+// Both raise Error kShape when replicate() was not called on `module`.
 ReplicateStats replicate_stats(nn::Module& module);
 void reset_replicate_stats(nn::Module& module);
 

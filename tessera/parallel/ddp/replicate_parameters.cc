@@ -117,7 +117,8 @@ void ReplicateState::copy_from_first_rank(bool parameters) {
 }
 
 // Parameters may be replaced between forwards (a load with assignment), and a user may freeze some of them. The buckets
-// then follow the new parameters, in reverse order of registration until an order is learned.
+// are then made again from the new parameters, in reverse order of registration, until rebuild_buckets() knows the
+// order in which their gradients arrive.
 void ReplicateState::lazy_init() {
   if (initialized_ && parameters_unchanged()) return;
   collect_parameters();

@@ -82,8 +82,9 @@ at::Tensor AllToAllExchange::forward_local_rows(nn::MoE& block, const at::Tensor
   return nn::unpermute_and_combine(run_experts(block, sorted, order.counts), order, routing.weights);
 }
 
-// x [B, T, width] and the result are DTensors Shard(1). `mask` has a value for every token of the whole sequences, so
-// the function selects the values of this rank's tokens from `mask`.
+// Runs the MoE block on this rank's shard of the sequences. x [B, T, width] and the result are DTensors Shard(1) over
+// `replicas_`. `mask`, if defined, has a value for every token of the whole sequences, so the function selects the
+// values of this rank's tokens from `mask`.
 at::Tensor AllToAllExchange::forward_sequence_shard(nn::MoE& block, const at::Tensor& x, const at::Tensor& mask) const {
   const auto here = to_local(x);
   const auto own = mask.defined() ? local_shard(mask, 1, *replicas_) : mask;
@@ -92,8 +93,9 @@ at::Tensor AllToAllExchange::forward_sequence_shard(nn::MoE& block, const at::Te
   return from_local(y, replicas_, {Shard(1)}, FromLocalOptions::contiguous(x.sizes().vec()));
 }
 
-// x and the result are plain tensors with equal values along `replicas`. Each rank computes a shard of the rows. In
-// backward the gradients of these shards are all-gathered, so every rank has the gradient of the whole x.
+// Runs the MoE block on a plain tensor x that is equal on all ranks of `replicas_`; the result is plain and equal on
+// these ranks, too. Each rank computes a shard of the rows, and the results of the shards are all-gathered. In backward
+// the gradients of the shards of x are all-gathered, so every rank has the gradient of the whole x.
 at::Tensor AllToAllExchange::forward_replicated(nn::MoE& block, const at::Tensor& x, const at::Tensor& mask) const {
   const auto rows = x.reshape({-1, x.size(-1)});
   const auto own = redistribute(from_local(rows, replicas_, {Replicate()}), {Shard(0)});

@@ -24,10 +24,11 @@ namespace tessera {
 
 class FsdpParamGroup : public ShardedParamGroup {
  public:
-  // Shards `params` and sets the modules' members to the shards. name, slots, shape, dtype and parameter must be set;
-  // parameter is the unsharded tensor, possibly on the meta device, or a DTensor of tensor parallelism. on_host: the
-  // shards and their gradients are kept in host memory, although the mesh's device is an accelerator. COLLECTIVE over
-  // the shard dim of the mesh when its process group does not exist yet.
+  // Shards `params` and sets the modules' members to the shards. The caller must have set name, slots, shape, dtype and
+  // parameter of each ShardedParam; ShardedParam::parameter is then still the unsharded tensor, possibly on the meta
+  // device, or a DTensor of tensor parallelism. on_host: the shards and their gradients are kept in host memory,
+  // although the mesh's device is an accelerator. COLLECTIVE over the shard dim of the mesh when its process group does
+  // not exist yet.
   FsdpParamGroup(std::vector<ShardedParam> params, MeshPtr mesh, const MixedPrecisionPolicy& policy,
                  bool on_host = false);
 
@@ -46,7 +47,9 @@ class FsdpParamGroup : public ShardedParamGroup {
   std::vector<size_t> trainable() const override { return shards_.trainable(); }
   std::vector<at::Tensor> leaves(const std::vector<size_t>& trainable) const override;
 
-  // COLLECTIVE over the tensor-parallel mesh for gradients whose placements differ from those of their parameter.
+  // Redistributes gradients of tensor-parallel parameters to the placements of their parameters, and adds all gradients
+  // to flat_gradients_. COLLECTIVE over the tensor-parallel mesh for gradients whose placements differ from those of
+  // their parameter.
   void accumulate(const std::vector<size_t>& trainable, std::vector<at::Tensor>&& gradients) override;
   bool start_reduction() override;
   bool advance_reduction(bool at_end) override;

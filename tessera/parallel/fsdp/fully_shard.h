@@ -45,8 +45,8 @@ struct FullyShardOptions {
   // changes.
   bool cpu_offload = false;
   // Gathers the unsharded parameters to the same addresses each time, as CUDA graphs of the module's kernels need
-  // (layer_graphs.h). The memory for unsharded parameters then stays allocated: two buffers that are shared by all
-  // groups that are freed after forward and after backward, and one buffer for each other group
+  // (layer_graphs.h). The memory for unsharded parameters then stays allocated. All parameter groups that are resharded
+  // after forward and after backward share two buffers; each other group has one buffer of its own
   // (fixed_address_buffers.h). On a CPU mesh nothing changes.
   bool fixed_addresses = false;
 };
@@ -106,7 +106,8 @@ void set_prefetch(nn::Module& module, bool on);
 
 struct FsdpStats {
   int64_t all_gathers = 0;
-  // All-gathers whose shards were first copied into one buffer, because a load replaced the parameters.
+  // The number of all-gathers before which this rank copied its shards into one buffer. The copy is needed after a load
+  // has replaced the parameters, because the shards are then separate tensors.
   int64_t piecewise_gathers = 0;
   int64_t reduce_scatters = 0;
   int64_t unsharded_groups = 0;       // groups that are unsharded now

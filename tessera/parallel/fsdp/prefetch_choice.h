@@ -30,8 +30,9 @@ struct PrefetchVote {
 // names two ranks, when the ranks have passed different values or only some of them have called set_prefetch().
 bool decide_prefetch(const std::vector<PrefetchVote>& votes);
 
-// Exchanges the votes of all ranks of `meshes` and returns decide_prefetch() of them. COLLECTIVE over each mesh, in
-// order. Every rank gets the same result or the same Error.
+// Exchanges the PrefetchVotes of all ranks of `meshes` and returns what decide_prefetch() returns for these votes.
+// `requested` is PrefetchVote::requested of this rank. COLLECTIVE over each mesh, in order. Every rank gets the same
+// result or the same Error.
 bool agree_on_prefetch(const comm::World& world, const std::vector<MeshPtr>& meshes, std::optional<bool> requested);
 
 }  // namespace tessera

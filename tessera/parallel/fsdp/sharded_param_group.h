@@ -56,8 +56,8 @@ class ShardedParamGroup {
   virtual std::vector<size_t> trainable() const = 0;
   virtual std::vector<at::Tensor> leaves(const std::vector<size_t>& trainable) const = 0;
 
-  // Adds gradients to the group's buffer of unsharded gradients. gradients[i] belongs to the unsharded tensor
-  // trainable[i] and may be undefined.
+  // Adds gradients to the group's buffer of unsharded gradients. gradients[i] is the gradient of
+  // unsharded_tensors()[trainable[i]] and may be undefined.
   virtual void accumulate(const std::vector<size_t>& trainable, std::vector<at::Tensor>&& gradients) = 0;
   // Starts the reduction and returns at once. Returns false if there are no gradients to reduce. COLLECTIVE over all
   // ranks of the mesh.

@@ -47,7 +47,8 @@ class FlatShards {
   uint64_t version() const;         // grows with every versioned write to a shard
   void use_sharded_params() const;  // sets the modules' members to the shards
 
-  // Whether all shards are in the flat buffer. False after parameters were replaced: each gather then first copies the
+  // Whether the shards of all parameters are in the flat buffer that this object allocated for them. False after
+  // adopt_replaced() took over a replaced parameter, whose shard has its own memory: each gather then first copies all
   // shards into one buffer.
   bool is_in_flat_buffer() const { return flat_; }
   // The dtype of the gathered buffer; kByte if the parameters' dtypes differ.

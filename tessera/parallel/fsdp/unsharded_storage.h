@@ -34,7 +34,7 @@ class UnshardedStorage {
   // Takes the memory out of the storage and returns it; the caller frees it when no stream uses it any more. Reading
   // the storage then throws an error with the text `why`.
   c10::DataPtr free(const std::string& why);
-  // A tensor over the storage. Call it after the first fill.
+  // Returns a tensor over part of the storage. tensor() must not be called before the first fill().
   at::Tensor tensor(int64_t offset_bytes, c10::IntArrayRef shape, c10::ScalarType dtype) const;
 
  private:

@@ -229,8 +229,8 @@ class Recording {
   std::unique_ptr<DeviceGraph> forward_, backward_;
 };
 
-// All recordings with one key. Each forward whose backward has not run needs a recording of its own; the others are
-// idle.
+// The Recordings of one layer for one RecordingKey (input shapes, addresses of parameters). Each forward whose backward
+// has not run leases a Recording of its own. `idle` has the Recordings that are not leased.
 struct RecordingPool {
   RecordingKey key;
   int64_t warm_ups = 0;

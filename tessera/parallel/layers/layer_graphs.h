@@ -30,9 +30,10 @@
 
 namespace tessera {
 
-// Errors kConfig: a device without graphs; a layer whose kernels depend on more than tensors and shapes, checked here
-// and in each forward (DTensor parameters, experts, adapters with dropout, float8 products); in a forward or backward,
-// a layer that cannot be captured.
+// From now on forward and backward of each of `layers` are captured as CUDA graphs and replayed, as described at the
+// top of this file. Errors kConfig: a device without graphs; a layer whose kernels depend on more than tensors and
+// shapes, checked here and in each forward (DTensor parameters, experts, adapters with dropout, float8 products); in a
+// forward or backward, a layer that cannot be captured.
 void graph_layers(const std::vector<nn::Module*>& layers, c10::Device device);
 
 }  // namespace tessera

@@ -32,7 +32,8 @@ struct DistributeModuleOptions {
   std::function<void(nn::Module& module, nn::TensorRefs& outputs, const MeshPtr& mesh)> output_fn = {};
 };
 
-// COLLECTIVE over the mesh. Error kShape for no mesh or a second call on the module.
+// Turns the parameters and buffers of `module` into DTensors over `mesh` and registers the hooks of `options`.
+// COLLECTIVE over the mesh. Error kShape for a null mesh or a second call on the module.
 void distribute_module(nn::Module& module, const MeshPtr& mesh, const DistributeModuleOptions& options = {});
 
 }  // namespace tessera

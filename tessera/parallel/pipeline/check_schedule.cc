@@ -43,8 +43,8 @@ std::optional<double> inputs_at(const DoneAt& done, const Action& action, int st
   }
 }
 
-// The result of running a table: each action runs as soon as its rank is free and its inputs are ready; messages take
-// no time.
+// The result of run_table(), which simulates the actions of a ScheduleTable: each action runs as soon as its rank is
+// free and its inputs are ready; messages between ranks take no time.
 struct TimedRun {
   std::vector<std::vector<TableStep>> rows;
   std::vector<size_t> ran;    // number of steps that ran in each row; fewer than the row has: it waits for ever
@@ -199,8 +199,9 @@ Simulation simulate(const Schedule& schedule, const ActionCosts& costs) {
   const auto timed_run = run_table(schedule.table, schedule.stages(), costs);
   Simulation out{
       .time = timed_run.time, .bubble_share = 1 - timed_run.busy / (timed_run.time * schedule.ranks()), .max_held = {}};
-  // A rank holds the activations of a (stage, micro-batch) from its F to its B or W. The order of the actions within
-  // the row is enough to count the held pairs.
+  // A rank holds the activations of a pair (stage, micro-batch) from the pair's F (forward) to its B (backward) or W
+  // (weight backward). The number of held pairs follows from the order of the actions in the rank's row of `timed_run`;
+  // the times of the actions are not needed.
   for (const auto& row : timed_run.rows) {
     int held = 0, max_held = 0;
     for (const auto& step : row) {

@@ -48,8 +48,8 @@ struct PipelineOptions {
 // The number of ranks of the pipeline, and this rank's index in it.
 int pipeline_ranks(const PipelineOptions& options);
 int pipeline_rank(const PipelineOptions& options);
-// Returns the layers and the rank of each stage. Errors kConfig as make_schedule and plan_stages, and for a table of
-// another number of ranks.
+// Returns the layers and the rank of each stage. Errors kConfig as make_schedule and plan_stages, and if the schedule
+// PipelineOptions::table is for another number of ranks than pipeline_ranks().
 StagePlan plan_pipeline(const ModelConfig& config, const PipelineOptions& options);
 // Removes the layers of other ranks' stages from the model, as planned by plan_pipeline(). With one pipeline rank
 // nothing is removed. Errors as plan_pipeline and keep_stages (stages.h).

@@ -25,8 +25,8 @@ class FlatKeyReader {
  public:
   // Keeps views of the names, which must outlive the reader. Error kShape for a name that occurs twice.
   explicit FlatKeyReader(const std::vector<std::string>& parameters);
-  // Splits `key`. Returns nullopt if the key does not begin with "state." or "param_groups.", or if no known parameter
-  // name follows. The time is linear in the length of the key.
+  // Splits `key` into the fields of FlatKey. Returns nullopt if the key does not begin with "state." or
+  // "param_groups.", or if no known parameter name follows. The time is linear in the length of the key.
   std::optional<FlatKey> read(std::string_view key);
   int64_t lookups() const { return lookups_; }  // candidate names that were looked up so far
 

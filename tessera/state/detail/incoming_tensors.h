@@ -36,9 +36,9 @@ class IncomingTensors {
   const StateDict& message() const { return message_; }
   // Returns whether `tensor` is one of the meta tensors in message() whose values come from other ranks.
   bool is_announced(const at::Tensor& tensor) const { return position_.contains(tensor.unsafeGetTensorImpl()); }
-  // `a` and `b` are meta tensors in message(). Returns true if both stand for ShardedTensors and this rank's shards of
-  // the two ShardedTensors differ. The shards are compared before any values are received. Returns false for tensors
-  // whose values come from rank 0, because this rank has no shards of them to compare.
+  // `a` and `b` are meta tensors of the dict that message() returns. Returns true if both stand for ShardedTensors and
+  // this rank's shards of the two ShardedTensors differ. The shards are compared before any values are received.
+  // Returns false for tensors whose values come from rank 0, because this rank has no shards of them to compare.
   bool are_known_to_differ(const at::Tensor& a, const at::Tensor& b) const;
   // Receives the values of the announced tensors (is_announced()), one tensor at a time, and calls `take` with each
   // announced tensor and its values. The values are on `device`, or, for a ShardedTensor, on the device of its shards.

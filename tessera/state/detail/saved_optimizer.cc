@@ -24,7 +24,7 @@ bool is_by_id(const StateDict& saved) {
 }
 
 // Unflattens a flat dict. A shared parameter may be saved under any of its names, so unflatten_optimizer_dict() gets
-// all names of each parameter. It leaves out names without keys.
+// all names of each parameter. unflatten_optimizer_dict() leaves out each name for which `flat` has no key.
 StateDict unflattened(const StateDict& flat, const std::vector<OptimizerNames>& optimizers) {
   std::vector<std::vector<std::string>> names;
   for (const auto& optimizer : optimizers) {

@@ -76,8 +76,9 @@ class ChatTemplate {
   // True when a whole string literal, or a whole piece of the template's own text, equals `text`.
   bool has_literal(std::string_view text) const;
 
-  // The forms of content that the template prints for messages of this role. The first call for a role renders small
-  // conversations; later calls return the stored result.
+  // Returns which forms of `content` the template prints in a message of this role: a string, a list of parts, or both
+  // (see ContentForm). The first call for a role renders test conversations to find out; later calls return the stored
+  // result.
   ContentForm content_form(const std::string& role) const;
 
   // True when the template marks the assistant's output with {% generation %}.

@@ -111,8 +111,10 @@ std::shared_ptr<const TokenMask> GrammarMasks::mask_of(GrammarCursor& cursor, St
   auto& prefix_states = cursor.prefix_states_;
   for (; cursor.tokens_done_ < tokens.size(); ++cursor.tokens_done_) {
     const auto& token = tokens[cursor.tokens_done_];
-    // A skipped token adds no states, so `prefix_states` still belongs to the last token whose bytes were read. It is
-    // valid for the skipped tokens, too, because each of them begins with the bytes that lead to the dead state.
+    // prefix_states[i] is the state after i bytes of the last token whose bytes were read. It is also the state after i
+    // bytes of the token before this one, even if that token was skipped: a skipped token begins with all the bytes
+    // that `prefix_states` covers, the last of which leads to the dead state. So this token keeps the states of the
+    // bytes that it shares with the token before it (common_prefix_bytes).
     prefix_states.resize(std::min(prefix_states.size(), token.common_prefix_bytes + 1));
     while (prefix_states.size() <= token.bytes.size() && prefix_states.back() != GrammarStates::kDead) {
       if (budget.is_over()) return nullptr;
@@ -132,9 +134,9 @@ std::optional<GrammarMasks::MaskResult> GrammarMasks::advance_and_mask(GrammarCu
                                                                        std::span<const int64_t> generated_tokens,
                                                                        ResultKind result_kind, uint64_t steps) {
   const std::lock_guard lock(mutex_);
-  // To amortize the cost, states are dropped only when used_bytes() is above half of the limit and above twice its
-  // value after the last drop. The other half of the limit is for the states of this call. Above the limit, states are
-  // always dropped.
+  // The limit is GrammarMemory::bytes_per_grammar(). To amortize the cost, states are dropped only when used_bytes() is
+  // above half of the limit and above twice its value after the last drop. The other half of the limit is for the
+  // states that this call creates. When used_bytes() is above the limit, states are always dropped.
   const size_t limit = account_.memory().bytes_per_grammar();
   if (used_bytes() > std::min(limit, std::max(limit / 2, 2 * bytes_after_drop_))) drop_unused_states();
   TESSERA_CHECK(

@@ -282,9 +282,9 @@ int32_t GrammarStates::next(int32_t state, uint8_t byte) {
   return found;
 }
 
-// Garbage collection: marks the items of the kept states and their tails, then creates the marked items and the states
-// again in new tables. The tail of an item has a smaller number than the item, so creating items in ascending order
-// finds the new number of each tail.
+// Garbage collection: marks the items of the kept states, and for each of them the chain of items that ItemData::tail
+// links. Then creates the marked items and the states again in new tables. The tail of an item has a smaller number
+// than the item, so creating items in ascending order finds the new number of each tail.
 void GrammarStates::keep(std::span<int32_t* const> states) {
   std::vector<int32_t*> kept(states.begin(), states.end());
   kept.push_back(&start_);

@@ -51,8 +51,8 @@ class GrammarStates {
   static constexpr size_t kMostReadings = 20'000;
   static constexpr size_t kMostBytes = size_t{64} << 20;
 
-  // Error kConfig (here, in next and in keep) when the text read so far can be at over kMostReadings positions of the
-  // grammar, or all states use over kMostBytes.
+  // Makes the start state. The constructor, next() and keep() throw Error kConfig when the text read so far can be at
+  // more than kMostReadings positions of the grammar, or when all states together use more than kMostBytes.
   explicit GrammarStates(Grammar grammar);
 
   int32_t start() const { return start_; }

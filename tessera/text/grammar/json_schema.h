@@ -31,8 +31,8 @@ namespace tessera::text {
 class JsonSchema {
  public:
   using PartId = Grammar::PartId;
-  // `json` must outlive this object, and `document` must exist until value() returns. Several schemas of one grammar
-  // may share `json`.
+  // `document` is the JSON Schema; it must exist until value() returns. `json` makes the grammar parts of JSON values;
+  // it must outlive this object. Several schemas of one grammar may share `json`.
   JsonSchema(JsonParts& json, const JsonReader& document);
 
   PartId value();  // the part of all values that the schema allows

@@ -55,9 +55,10 @@ Value Evaluator::call(const Value& callee, const Arguments& arguments) {
       const bool changed = !equal(seen, loop.changed, budget_);
       budget_.check_depth(seen.depth() + 1);
       loop.depth_of_items = std::max(loop.depth_of_items, seen.depth() + 1);
-      // `seen` may contain the loop itself; storing it in loop.changed then makes a cycle of shared_ptr. execute_for()
-      // breaks the cycle when the loop ends: it clears loop.scope and loop.changed. After that loop.changed must not be
-      // set.
+      // `seen`, the arguments of this call of loop.changed(), may contain the loop itself; storing `seen` in
+      // LoopState::changed then makes a cycle of shared_ptr. execute_for() breaks the cycle when the loop ends: it
+      // clears LoopState::scope and LoopState::changed. After the end of the loop, when `scope` is null,
+      // LoopState::changed must not be set again.
       if (loop.scope) loop.changed = std::move(seen);
       return Value::boolean(changed);
     }

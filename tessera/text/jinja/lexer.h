@@ -33,7 +33,8 @@ struct TemplateSyntaxError {
   std::string message;
 };
 
-// The last token is kEnd. Throws TemplateSyntaxError.
+// Splits the source of a template into tokens; the last token is kEnd. Throws TemplateSyntaxError if the source has a
+// syntax error, such as a tag without an end.
 std::vector<Token> tokenize(std::string_view source);
 
 }  // namespace tessera::text::jinja

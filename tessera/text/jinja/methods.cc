@@ -142,7 +142,8 @@ Value make_namespace(Evaluator& evaluator, const Value&, const Arguments& argume
   return evaluator.make_namespace(std::move(attributes));
 }
 
-// raise_exception(message): a template calls it for messages that it does not accept.
+// raise_exception(message) ends the render with an error. A chat template calls it when it does not accept the chat
+// messages.
 Value raise_exception(Evaluator& evaluator, const Value&, const BoundArguments& bound) {
   fail("the template refuses these messages: {}", evaluator.text_of(*bound[0]));
 }

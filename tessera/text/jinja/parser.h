@@ -24,7 +24,8 @@ struct ParsedTemplate {
   std::string literals = std::string(1, '\0');
 };
 
-// Throws TemplateSyntaxError.
+// Parses the text of a template. Throws TemplateSyntaxError for a text that is not a valid template, or whose blocks
+// and expressions are nested deeper than `max_depth`.
 ParsedTemplate parse_template(std::string_view source, int max_depth);
 
 // The recursive descent parser of one template. Statements are in parser.cc, expressions in parser_expression.cc and

@@ -93,7 +93,7 @@ class Value {
   ValueKind kind() const { return kind_; }
   bool is(ValueKind kind) const { return kind_ == kind; }
   bool is_number() const { return is_integral() || kind_ == ValueKind::kFloat || kind_ == ValueKind::kBigInt; }
-  // The value is stored as an int64_t.
+  // Whether the value is stored as an int64_t.
   bool is_integral() const { return kind_ == ValueKind::kInt || kind_ == ValueKind::kBool; }
   bool is_sequence() const {
     return kind_ >= ValueKind::kList && kind_ <= ValueKind::kGenerator;

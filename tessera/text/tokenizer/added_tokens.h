@@ -56,7 +56,8 @@ class AddedMatcher {
   bool empty() const { return at_end_.empty(); }
   // Splits the whole text into tokens and non-empty parts of text, in order. Replaces the content of `parts`.
   void split(std::string_view text, const AddedTokenFilter& filter, std::vector<TextSegment>& parts) const;
-  // The byte range of the longest match at each position. Ranges may overlap.
+  // Returns the byte ranges at which `text` contains a string of the set: for each position at which such strings
+  // begin, the range of the longest one. Ranges may overlap.
   std::vector<std::pair<size_t, size_t>> find_all(std::string_view text) const;
 
  private:

@@ -22,7 +22,8 @@ struct Span {
 
 constexpr size_t kMaxTextBytes = std::numeric_limits<uint32_t>::max() - 16;
 
-// Error kConfig when a text has more than kMaxTextBytes, because a Span has 32-bit positions.
+// Checks that a text of `bytes` bytes is not longer than kMaxTextBytes, because a Span has 32-bit positions. Error
+// kConfig for a longer text.
 inline void check_text_size(size_t bytes) {
   TESSERA_CHECK(bytes <= kMaxTextBytes, ErrorKind::kConfig,
                 "[text.encode] text: {} bytes after normalization, at most {} are encoded in one call. Split the text.",

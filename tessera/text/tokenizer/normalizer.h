@@ -56,7 +56,7 @@ class TextPattern {
  public:
   static TextPattern from_json(const JsonReader& node);
   explicit TextPattern(std::string literal) : literal_(std::move(literal)) {}
-  // Appends the byte ranges of all matches, in order and without overlap.
+  // Appends the byte ranges of all matches of the pattern in `text` to `matches`, in order and without overlap.
   void find_all(std::string_view text, RegexScratch& scratch, std::vector<Span>& matches) const;
   const Regex* regex() const { return regex_.get(); }
 

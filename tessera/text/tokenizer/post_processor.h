@@ -25,8 +25,9 @@ class PostProcessor {
  public:
   explicit PostProcessor(const std::optional<JsonReader>& node);  // nullopt: no stages
 
-  // Changes `ids`, and `offsets` unless it is null. `text` is the input of the encode call; `token_of` returns the
-  // string of an id.
+  // Adds the special tokens to `ids` if add_special_tokens is true, and an empty range for each of them to `offsets`.
+  // ByteLevel with trim_offsets removes spaces from the ranges in `offsets`. `offsets` may be null. `text` is the input
+  // of the encode call; `token_of` returns the string of an id.
   void apply(bool add_special_tokens, std::string_view text, std::vector<int32_t>& ids, Offsets* offsets,
              const std::function<const std::string&(int32_t)>& token_of) const;
 

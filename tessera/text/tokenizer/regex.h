@@ -33,7 +33,8 @@ class RegexScratch {
 
 class Regex {
  public:
-  // Error kFormat when the pattern does not compile; the message begins with `where`.
+  // Compiles `pattern`. Error kFormat when the pattern is too long or does not compile. The error messages of this
+  // object begin with `where`.
   Regex(std::string_view pattern, std::string where);
 
   // Appends the byte ranges of all matches, in order and without overlap. An empty match directly after another match

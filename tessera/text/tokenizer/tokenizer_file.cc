@@ -10,10 +10,10 @@ namespace {
 constexpr JsonLimits kLimits{.max_bytes = size_t{1} << 30, .max_depth = 64, .max_keys = 16'000'000};
 constexpr size_t kShownBytes = 60;
 
-// The SAX handler. It passes all events to a JsonBuilder, except those inside model.vocab and model.merges. It stores
-// these in the file's vectors, because they have millions of values, which would be slow as a JSON tree. mode_ says
-// whether the parser is inside model.vocab, inside model.merges, or outside both. The builder counts keys and depth
-// everywhere, so the limits hold for the whole file.
+// The SAX handler. It passes all events to a JsonBuilder, except those inside model.vocab and model.merges. The handler
+// stores their values in TokenizerFile::vocab and TokenizerFile::merges, because there are millions of them, which
+// would be slow as a JSON tree. mode_ says whether the parser is inside model.vocab, inside model.merges, or outside
+// both. The builder counts keys and depth everywhere, so the limits hold for the whole file.
 class TokenizerJsonHandler {
  public:
   explicit TokenizerJsonHandler(TokenizerFile& file)

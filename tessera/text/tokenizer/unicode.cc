@@ -84,7 +84,7 @@ void mark_nfc_unsafe(std::vector<uint8_t>& classes) {
 CharTable build_table() {
   CharTable table;
   std::vector<uint8_t> classes(kCodes, 0);
-  // Planes 4 to 13, 15 and 16 hold no characters of any class.
+  // The loop skips planes 4 to 13, 15 and 16: class_of() returns 0 for all their code points.
   for (uint32_t code = 0; code < kCodes; ++code) {
     if (code == 0x40000) code = 0xE0000;
     if (code == 0xF0000) break;

@@ -31,7 +31,7 @@ struct CharTable {
   std::string pages;         // one byte of CharClass bits per code point, 256 per page; equal pages are stored once
 };
 
-// The table of all code points; the first call builds it.
+// Returns the table with the CharClass bits of all code points; the first call builds it.
 const CharTable& char_table();
 
 inline uint8_t char_class(const CharTable& table, uint32_t code) {

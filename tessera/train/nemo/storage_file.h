@@ -17,7 +17,8 @@
 
 namespace tessera::train {
 
-// `storages`: CPU storages, each at most once. Error kIo leaves all storages unchanged.
+// Moves the data of `storages` to a new mapped file in `folder`. `storages` must be CPU storages, each listed at most
+// once. Error kIo leaves all storages unchanged.
 void storages_to_file(const std::vector<c10::Storage>& storages, const std::filesystem::path& folder);
 // Moves the storages that are in a file of storages_to_file() to memory; other storages are not changed. If an
 // allocation fails, the storages that come earlier in `storages` have been moved, and the others are still in the file.

@@ -21,13 +21,14 @@ namespace tessera::train {
 
 class RunMark {
  public:
-  // Error kFormat when .tessera/run.json is not the mark of a run.
+  // Reads the mark of the folder `dir` if the folder has one. Error kFormat when .tessera/run.json is not the mark of a
+  // run.
   explicit RunMark(std::filesystem::path dir);
 
   bool is_set() const { return set_; }
-  // To be called only if the folder has no mark. Error kConfig if a name that a run writes is in use; the message gives
-  // the first such path. Allowed are empty folders, and files in .tessera that a run left when it was killed before it
-  // wrote its mark.
+  // Checks that a run may use a folder that has no mark yet; must not be called for a folder with a mark. Error kConfig
+  // if a name that a run writes is in use; the message gives the first such path. Empty folders under these names are
+  // allowed, and so are files in .tessera that a run left when it was killed before it wrote its mark.
   void check_names_unused() const;
   // Writes the mark if there is none. Error kIo.
   void set();

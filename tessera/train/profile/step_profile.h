@@ -52,8 +52,10 @@ class StepProfile {
   // nothing. A trace that cannot be written (full disk) is a warning and not an error. COLLECTIVE over the group.
   void begin(int64_t step);
   std::optional<nlohmann::ordered_json> end(int64_t step);
-  // Call after the last step of the run. If the run ended before the last profiled step, logs a warning, and writes and
-  // returns what end() would for the steps recorded so far. COLLECTIVE over the group.
+  // Call after the last step of the run. If the run ended before the last profiled step, logs a warning, writes the
+  // trace of the steps recorded so far, and returns their summary, as end() does after the last profiled step. Returns
+  // nothing if no step was recorded or if end() has returned the summary already. COLLECTIVE over the constructor's
+  // `group`.
   std::optional<nlohmann::ordered_json> finish();
   TraceRecorder* recorder() { return &recorder_; }
 

@@ -167,7 +167,8 @@ class RecipeReader {
     assign_value(key, node, at, recipe_);
   }
 
-  // Error kConfig unless `good`; the message begins with the place where the key was set.
+  // Checks a setting of the recipe: raises Error kConfig unless `good`. The message begins with where(key), the place
+  // where `key` was set.
   template <class... Args>
   void check(bool good, const std::string& key, fmt::format_string<Args...> message, Args&&... args) const {
     if (good) return;

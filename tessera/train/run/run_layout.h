@@ -21,9 +21,11 @@ struct ParallelizeModelOptions;
 
 namespace tessera::train {
 
-// Error kConfig, with the reason: tp that does not divide the head counts, ep that does not divide the experts or a
-// model without experts, a pipeline with more stages than layers or with a number of micro-batches that its schedule
-// does not support, and settings that are not supported on this layout (expert_capacity_factor, layer_graphs, fp8,
+// Checks that a run of `recipe` with the model of `config` is possible on `layout`. Error kConfig, with the reason,
+// for: tp that does not divide the head counts; ep that does not divide the experts, or that is above 1 for a model
+// without experts; a pipeline with more stages than layers, or with a number of micro-batches that its schedule does
+// not support; a layers_per_stage that does not fit the pipeline; sequences with fewer tokens than cp; and settings
+// that this layout or the rest of the recipe does not allow (expert_capacity_factor, layer_graphs, fp8,
 // early_step_in_backward, quantize).
 void check_layout(const Recipe& recipe, const RunLayout& layout, const ModelConfig& config);
 

@@ -161,10 +161,10 @@ SessionFacts Trainer::Impl::session() const {
           .warnings = warnings};
 }
 
-// Loads a checkpoint if checkpoint.resume selects one: the newest of this folder (auto) or a named one. All ranks load
-// the checkpoint that rank 0 found, although a shared file system may show them different folders. Checks come before
-// the first tensor is loaded. If the folder has a history that this run does not continue, its files are moved to
-// previous/NNN and not deleted.
+// Loads a checkpoint if checkpoint.resume selects one: the newest of this run's folder (auto) or a named one. All ranks
+// load the checkpoint that rank 0 found, although a shared file system may show them different folders. Checks come
+// before the first tensor is loaded. If the run's folder holds checkpoints, metrics and other files of an earlier run
+// that this run does not continue, these files are moved to previous/NNN and not deleted.
 void Trainer::Impl::resume() {
   auto& group = run_mesh.world_group();
   const auto& resume_setting = recipe.checkpoint.resume;

@@ -110,9 +110,9 @@ TrainStep::TrainStep(CausalLM& model, optim::Optimizer& optimizer, std::shared_p
   if (!routers_) routers_ = std::make_shared<nn::RouterStatistics>(experts.num_experts, experts.balance_coefficient);
 }
 
-// The load-balance loss over all tokens of the step; undefined if it is not enabled. The loss is not a sum over tokens:
-// its gradient needs the routing counts of the whole step. An additional forward therefore counts the routes of all
-// micro-batches before the first backward. COLLECTIVE over the group.
+// Returns the load-balance loss over all tokens of the step; undefined if it is not enabled. The loss is not a sum over
+// tokens: its gradient needs the routing counts of the whole step. An additional forward therefore counts the routes of
+// all micro-batches before the first backward. COLLECTIVE over `group_`.
 at::Tensor TrainStep::compute_balance_loss(const std::vector<ModelInputs>& micro_batches) {
   if (!routers_) return {};
   // The additional forward is the call of pipeline_.evaluate(). It advances the counters of the LoraDropout, so the
@@ -128,7 +128,7 @@ at::Tensor TrainStep::compute_balance_loss(const std::vector<ModelInputs>& micro
 
 // One all-gather before the step. Each rank sends its token counts (the loss is divided by the sum of label tokens),
 // its StepSignals, and a wrong label of its batches, if there is one. Every rank then sees the numbers of all ranks and
-// takes the same decision: go on, return without a step, or throw. COLLECTIVE over the group.
+// takes the same decision: go on, return without a step, or throw. COLLECTIVE over `group_`.
 void TrainStep::exchange_counts(const std::vector<data::Batch>& micro_batches, const StepSignals& signals,
                                 StepResult& result) {
   const int64_t classes = model_.config().vocab_size;
@@ -198,7 +198,7 @@ void TrainStep::gather_result(LaunchedStep& step) {
   if (routers_) result.balance_loss = numbers[2];
   if (std::isfinite(result.loss) && std::isfinite(result.grad_norm)) return;
   if (!runs_ahead_) optimizer_.zero_grad();
-  // The number of this step. When launch() runs ahead, optimizer_.steps() already counts this step and the
+  // The number of this step. If runs_ahead_ is true, optimizer_.steps() already counts this step and the
   // pending_steps() steps that were launched after it. Otherwise optimizer_.steps() does not count this step yet.
   const int64_t number = runs_ahead_ ? optimizer_.steps() - pending_steps() : optimizer_.steps() + 1;
   TESSERA_CHECK(
@@ -212,9 +212,9 @@ void TrainStep::gather_result(LaunchedStep& step) {
 }
 
 // The collectives of a step must have the same order on all ranks: counts, routes, forward and backward, norm, result,
-// update. If launch() runs ahead, it does not gather the result; read_step_result() gathers it, which the trainer calls
-// one step later. After the exchange of the counts such a launch() only launches work on the device, and the host reads
-// no tensor of the device.
+// update. If runs_ahead() is true, launch() does not gather the result; the trainer calls read_step_result() one step
+// later, which gathers the result. After the exchange of the counts, launch() then only launches work on the device,
+// and the host reads no tensor of the device.
 StepSignals TrainStep::launch(const std::vector<data::Batch>& micro_batches, double lr, const StepSignals& signals) {
   LaunchedStep step;
   collective_seconds_at_call_start_ = comm::communication_seconds();

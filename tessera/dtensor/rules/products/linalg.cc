@@ -60,9 +60,9 @@ Placement over_batch(c10::IntArrayRef own, c10::IntArrayRef batch, size_t dim) {
   return dim < missing || (own[dim - missing] == 1 && batch[dim] != 1) ? Replicate() : Shard(dim - missing);
 }
 
-// Returns a function that runs a kernel which may raise an error because of the values. If the kernel raises on one
-// rank, the function raises on all ranks. Otherwise the other ranks would wait for that rank in the next collective.
-// COLLECTIVE over the mesh dims that shard operands.
+// Returns a function that runs a kernel which may raise an error because of the values of its operands; null when no
+// operand is sharded. If the kernel raises on one rank, the function raises on all ranks. Otherwise the other ranks
+// would wait for that rank in the next collective. The function is COLLECTIVE over the mesh dims that shard operands.
 LocalFunction with_shared_failure(const OpCall& call, const PlacementChoice& choice) {
   std::vector<int64_t> mesh_dims;
   for (int64_t m = 0; m < call.mesh->ndim(); ++m) {

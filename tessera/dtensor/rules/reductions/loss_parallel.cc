@@ -306,7 +306,7 @@ at::Tensor nll_loss_backward(const ClassShards& shards, const at::Tensor& gradie
   return wrap(result, shards, shards.placements, self.sizes());
 }
 
-// ---- handlers ----
+// ---- handlers of log_softmax, nll_loss and their backwards ----
 
 at::Tensor tensor_or_undefined(const c10::IValue& value) { return value.isNone() ? at::Tensor() : value.toTensor(); }
 

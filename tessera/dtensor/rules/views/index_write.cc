@@ -55,8 +55,9 @@ void propose_index_put(const OpCall& call, Proposal& proposal) {
   };
 }
 
-// index_add(self, dim, index, source) and similar: dims other than `dim` may be sharded. For Partial placements p with
-// passes(p) self, source and the result may all be p.
+// Proposes the sharding strategies of index_add(self, dim, index, source) and similar operations. Dims other than `dim`
+// may be sharded. For each Partial placement p of an input for which passes(p) returns true, self, source and the
+// result may all have the placement p.
 void propose_along_index(const OpCall& call, Proposal& proposal, bool (*passes)(const Placement&)) {
   const TensorInput& self = call.inputs[0];
   const int64_t written = wrap_dim(call.int_at(1), self.dim());

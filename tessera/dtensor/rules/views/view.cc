@@ -135,9 +135,9 @@ class ViewPlacements {
       return Shard(group->to[0]);
     }
     if (!flattens) fail_unflatten(m, group->to[0]);
-    // In this case `dim` is not the first input dim of its DimGroup, and all input dims of the DimGroup are flattened
-    // into one output dim. A rank then holds several pieces of the output dim: one piece for each combination of the
-    // indices that it has in the input dims of the DimGroup before `dim`.
+    // Here `dim` is not the first input dim of its DimGroup, and all input dims of the DimGroup are flattened into one
+    // output dim. A rank then holds several pieces of the output dim: one piece for each combination of the indices
+    // that it has in the input dims of the DimGroup before `dim`.
     if (dim != group->from.back() && from_[dim] % all_parts != 0) fail_flatten(m);
     c10::SmallVector<int64_t, 4> outer;
     int64_t pieces = 1;
@@ -178,8 +178,8 @@ class ViewPlacements {
     fail_unflatten(m, group.to[0]);
   }
 
-  // Returns the product of the sizes of the mesh dims before `until` that shard one of the group's first `count` output
-  // dims.
+  // Considers the mesh dims before `until` that shard the input dim group.from[0], and that shard one of the first
+  // `count` dims of group.to in the output. Returns the product of the sizes of these mesh dims.
   int64_t parts_before(int64_t until, const DimGroup& group, size_t count) const {
     int64_t parts = 1;
     for (int64_t m = 0; m < until; ++m) {

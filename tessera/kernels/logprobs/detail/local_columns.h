@@ -19,8 +19,8 @@ at::Tensor next_token_ids(const at::Tensor& ids);
 
 // Error kShape unless ids are int64 of the logits' leading shape, or [leading shape, K] where `many` is true.
 void check_ids(const char* verb, const at::Tensor& logits, const at::Tensor& ids, bool many);
-// found [rows, K]: the number of ranks that have each id. Error kShape unless every number is 1 or its id is
-// kIgnoredLabel.
+// Checks that each id is a column of exactly one rank or is kIgnoredLabel. found [rows, K]: the number of ranks that
+// have the id as a column. Error kShape for the first id that fails the check.
 void check_owned_once(const char* verb, const at::Tensor& ids, const at::Tensor& found, const VocabShard& part);
 
 }  // namespace tessera::kernels::detail

@@ -38,7 +38,8 @@ at::Tensor finite_max(const at::Tensor& maximum);
 // Returns the number of rows in a chunk of chunk_size positions of the dim before the vocabulary. Error kShape for a
 // chunk_size below 1.
 int64_t rows_of_chunk(const char* verb, const at::Tensor& logits, int64_t chunk_size);
-// Error kShape for DTensors, for logits without a dim or with another number of columns than the part, and for integer
+// Checks that `logits` are plain floating-point tensors with one column for each vocabulary id of `part`. Error kShape
+// for DTensors, for logits without a dim or with a number of columns other than part.end - part.start, and for other
 // dtypes.
 void check_vocab_shard(const char* verb, const at::Tensor& logits, const VocabShard& part);
 // Error kInternal inside a double backward, which these operations do not support.

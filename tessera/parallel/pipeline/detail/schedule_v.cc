@@ -64,8 +64,9 @@ void input_and_weight(VRow& row, int way) {
   row.weight(way);
 }
 
-// After torch's ScheduleZBVZeroBubble. The row is built for at least 2 * ranks - 1 micro-batches, which fill the
-// pipeline; actions of micro-batches that do not exist become bubbles at the end.
+// Returns the row of rank `rank` in a schedule like torch's ScheduleZBVZeroBubble. The row is built for at least 2 *
+// ranks - 1 micro-batches, the number that fills the pipeline. At the end of this function, actions of micro-batches
+// that do not exist (size.micro_batches and above) become bubbles.
 ActionRow zbv_row(const ScheduleSize& size, int rank) {
   const int ranks = size.ranks, micro_batches = std::max(2 * ranks - 1, size.micro_batches);
   VRow row(ranks, rank);
@@ -142,7 +143,8 @@ ActionRow dual_pipe_v_row(const ScheduleSize& size, int rank) {
     }
     row.overlap(1, 0);
   }
-  // Step 5: the last forwards of way 1. Each of them overlaps a backward of way 0 and follows a backward of way 1.
+  // Step 5: the last forwards of way 1 (this rank's stage on the way back from the last to the first rank). Each of
+  // them overlaps a backward of way 0 (its stage on the way to the last rank) and follows a backward of way 1.
   for (int i = 0; i < behind; ++i) {
     row.whole_backward(1);
     row.overlap(1, 0);

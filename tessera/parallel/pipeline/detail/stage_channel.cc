@@ -85,8 +85,9 @@ void StageChannel::send(const at::Tensor& part, int to, int tag) {
   sends_.push_back(comm::send(*group_, part, to, tag));
 }
 
-// A gradient may have other placements than its hidden state (Partial, for example): it is redistributed to the
-// announced placements before its local tensor is sent.
+// Returns the contiguous local tensor of `tensor`, a hidden state or the gradient of one, for sending. A gradient may
+// have other placements than its hidden state (Partial, for example). So a DTensor is first redistributed to the
+// placements in `form`, the HiddenStateForm that the header message announced.
 at::Tensor StageChannel::local_tensor_for_send(const at::Tensor& tensor, const HiddenStateForm& form) const {
   at::Tensor placed = tensor;
   if (is_dtensor(tensor)) {

@@ -40,8 +40,8 @@ class StageRunner {
 
   // Runs the forward of a stage. hidden: the stage's input, undefined on the first stage. Returns the stage's output
   // without a graph. The last stage with labels returns an undefined tensor and keeps the loss; without labels it
-  // returns the model's output (log-probs of targets, or logits). inputs.stage: none if one stage is the whole model.
-  // COLLECTIVE over the groups in which the model's forward communicates.
+  // returns the model's output (log-probs of targets, or logits). inputs.stage (ModelInputs::stage) is the stage to
+  // run; nullopt: one stage is the whole model. COLLECTIVE over the groups in which the model's forward communicates.
   at::Tensor forward(int stage, int micro_batch, ModelInputs inputs, const at::Tensor& hidden,
                      const ForwardOptions& options);
   // Runs the backward of a stage. gradient: the gradient of the stage's output, undefined on the last stage. Returns
