@@ -329,9 +329,9 @@ std::vector<size_t> FlatParamGroup::trainable() const {
 }
 
 std::vector<at::Tensor> FlatParamGroup::leaves(const std::vector<size_t>& trainable) const {
-  // If an activation checkpoint wraps the unit, then during its recomputation the module members that forward reads
-  // (`flat_shown_` or Member::shown) hold another autograd leaf. The gradients are then computed for that leaf, and not
-  // for `flat_` or Member::piece.
+  // If an activation checkpoint wraps the unit, it puts other autograd leaves in place of the module's parameters
+  // during its recomputation: into `flat_shown_`, or with use_orig_params into the tensors in Member::shown. The
+  // gradients are then computed for these leaves, and not for `flat_` or Member::piece.
   const auto shown_or = [](const at::Tensor& shown, const at::Tensor& leaf) {
     return shown.is_leaf() && shown.requires_grad() ? shown : leaf;
   };

@@ -39,7 +39,8 @@ StateDict flatten_optimizer_dict(const StateDict& by_name);
 // Converts the flat form to the form by name. `groups` lists the names of the parameters of each group. Keys of `flat`
 // that belong to no parameter in `groups` are ignored. A parameter for which `flat` has no key is left out of its
 // group. A parameter for which `flat` has only "param_groups" keys gets no entry in `state`. Errors: two parameters of
-// one group have different hyper-parameters, a name occurs twice, or a key is not text.
+// one group have different hyper-parameters, a name occurs twice, a key is not text, or a state has both a value and
+// values below it ("state.w.a" and "state.w.a.b").
 StateDict unflatten_optimizer_dict(const StateDict& flat, const std::vector<std::vector<std::string>>& groups);
 
 }  // namespace tessera

@@ -36,8 +36,8 @@ struct JsonLimits {
   bool exact_numbers = false;
 };
 
-// Parses JSON. Error kFormat for text that is not JSON or exceeds a limit. The message is "WHERE: byte N: ...", where
-// WHERE is `where`; for a text longer than JsonLimits::max_bytes it has no byte position.
+// Parses JSON. Error kFormat for text that is not JSON, "WHERE: byte N: ...", and for text that exceeds a limit of
+// JsonLimits, "WHERE: ..." without a byte position. WHERE is `where`.
 Json parse_json(std::string_view text, const std::string& where, const JsonLimits& limits = {});
 // parse_json(), and Error kFormat for JSON that is not an object.
 Json parse_json_object(std::string_view text, const std::string& where, const JsonLimits& limits = {});

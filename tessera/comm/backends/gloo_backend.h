@@ -32,8 +32,8 @@ struct GlooOptions {
 };
 
 // Makes this rank's back-end and connects it to all other ranks. COLLECTIVE over the ranks that share `store`; no other
-// group may use this store. Throws libtorch's errors, and Error kComm that names a rank when another process has
-// connected in place of that rank.
+// group may use this store. Throws libtorch's errors, and Error kComm: another process has connected in place of a rank
+// (the message names the rank), the ranks could not authenticate one another, or /proc is not mounted.
 c10::intrusive_ptr<c10d::Backend> make_gloo_backend(c10::intrusive_ptr<c10d::Store> store, const GlooOptions& options);
 
 }  // namespace tessera::comm

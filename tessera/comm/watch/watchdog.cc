@@ -33,9 +33,9 @@ constexpr const char* kUnreachable = "unreachable";  // key: message of the rank
 constexpr milliseconds kAttempt{3000};      // limit to connect to one address of rank 0 and receive its answer
 constexpr milliseconds kReach{20000};       // limit for all attempts, and at most half of the timeout
 constexpr milliseconds kPollInterval{250};  // interval between checks of kDecision
-// Rank 0 answers a rank that connects with a first frame, and sends a second frame when all ranks have connected or the
-// start has failed. The other ranks wait this much beyond their own deadline for the second frame: rank 0 may have
-// called start_watchdog() later and then has a later deadline.
+// Rank 0 answers each rank that connects with a first frame. It sends a second frame when all ranks have connected,
+// when there will be no watchdog, or when the start has failed. The other ranks wait this much beyond their own
+// deadline for the second frame: rank 0 may have called start_watchdog() later and then has a later deadline.
 constexpr milliseconds kDeadlineMargin{2000};
 
 std::string get_text(c10d::Store& store, const char* key) {

@@ -36,7 +36,7 @@ nn::MoEOptions moe_options(const ModelConfig& config) {
 // attention (pattern.pieces is empty) there are none. With padded document lists (nn::FixedDocumentSizes) the kernels
 // depend only on the length of the longest document. With document lists that are not padded the kernels also depend on
 // the lengths of all documents, which change from batch to batch. Then a call of the layer cannot be replayed from a
-// CUDA graph, and read_numbers() returns nullopt.
+// CUDA graph, and read_numbers() returns nullopt; so it does with a paged KV cache and under context parallelism.
 std::optional<std::vector<int64_t>> LayerContext::read_numbers() const {
   if (paged || pattern.context || nn::ContextParallelGuard::current()) return std::nullopt;
   if (pattern.pieces.empty()) return std::vector<int64_t>{};

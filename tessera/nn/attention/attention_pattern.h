@@ -83,8 +83,8 @@ struct AttentionPatternOptions {
 
 // Makes the AttentionPattern for the rows that `pattern_options` describes. `options` has the dtype and device of the
 // queries. The document ids are copied to the host. If they are a DTensor, the call is COLLECTIVE over its mesh. Error
-// kShape: ids of another shape than [rows, tokens], ids together with cached tokens, an id that occurs in two separate
-// runs, or cached tokens under context parallelism.
+// kShape: ids that are not int64 [rows, tokens], ids together with cached tokens, an id that occurs in two separate
+// runs, cached tokens under context parallelism, or ids while a ContextParallelGuard exists.
 AttentionPattern attention_pattern(const AttentionPatternOptions& pattern_options, const at::TensorOptions& options);
 
 // How a score is computed from a query and a key, before the softmax.

@@ -33,10 +33,11 @@ struct TpReplicaOptions {
 // only one rank holds (GradientMarks::ep_local_experts, is_te_expert_parameter), parameters with a divisor of their own
 // (GradientMarks::grad_divisors), modules whose tp_replicas is kSkip or that TpReplicaOptions::skip lists, and
 // gradients that are Partial over those ranks. bfloat16 and float16 are reduced in float32. Call it once per step,
-// because a sum changes when it is summed again.  Does nothing for a null mesh, a mesh without that dim, or a dim of
-// one rank. COLLECTIVE over the dim. Errors kShape, the same on all ranks and before any gradient changes: a gradient
-// that some ranks lack or that differs in shape, dtype or placements; a sparse gradient; a parameter that two modules
-// share and reduce differently.
+// because a sum changes when it is summed again.
+//
+// Does nothing for a null mesh, a mesh without that dim, or a dim of one rank. COLLECTIVE over the dim. Errors kShape,
+// the same on all ranks and before any gradient changes: a gradient that some ranks lack or that differs in shape,
+// dtype or placements; a sparse gradient; a parameter that two modules share and reduce differently.
 void synchronize_tp_replica_gradients(const std::vector<nn::Module*>& model_parts, const MeshPtr& device_mesh,
                                       const TpReplicaOptions& options = {});
 

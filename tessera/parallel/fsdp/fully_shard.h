@@ -106,8 +106,8 @@ void set_prefetch(nn::Module& module, bool on);
 
 struct FsdpStats {
   int64_t all_gathers = 0;
-  // The number of all-gathers before which this rank copied its shards into one buffer. The copy is needed after a load
-  // has replaced the parameters, because the shards are then separate tensors.
+  // The number of all-gathers for which the shards of this rank were separate tensors, because a load has replaced the
+  // parameters. Such shards are first copied into one buffer.
   int64_t piecewise_gathers = 0;
   int64_t reduce_scatters = 0;
   int64_t unsharded_groups = 0;       // groups that are unsharded now

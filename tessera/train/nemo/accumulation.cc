@@ -8,9 +8,10 @@ namespace {
 
 using Hook = void (AccumulationHooks::*)(bool pp_enabled);
 
-// Sets the settings of fully_shard in each model part (is_last_backward, reshard_after_backward,
-// requires_gradient_sync) to `last`. If a part has hooks of its own (AccumulationHooks), `hook` is called instead. It
-// gets pp_enabled false, because with a pipeline the schedule prepares the parts and this function is not called.
+// Sets the settings of fully_shard in each fully sharded model part (is_last_backward, reshard_after_backward,
+// requires_gradient_sync) to `last`. If a part has hooks of its own (AccumulationHooks), `hook` is called instead,
+// whether the part is sharded or not. It gets pp_enabled false, because with a pipeline the schedule prepares the parts
+// and this function is not called.
 void prepare_parts(const std::vector<nn::Module*>& parts, Hook hook, bool last) {
   for (auto* part : parts) {
     if (auto* own = dynamic_cast<AccumulationHooks*>(part)) {
