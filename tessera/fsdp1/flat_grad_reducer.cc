@@ -104,9 +104,10 @@ FlatGradReducer::ReducedGradient FlatGradReducer::finish(const std::vector<size_
   const c10::NoGradGuard no_grad;
   const at::Tensor output = stages_.take_result();
   ReducedGradient reduced{.values = output.narrow(0, 0, values_numel_), .has_gradient = filled_};
-  // A member for which this rank had a gradient has a gradient in the result, whatever its reduced flag is. The other
-  // members need their reduced flags, and the host must wait for the device to copy them. So the flags are copied only
-  // if `requested_members` has a member without a gradient on this rank.
+  // The reduced flag of a member is positive if any rank had a gradient for the member. A member for which this rank
+  // had a gradient has one in the result in any case; only for the other members is the flag needed. To read the flags,
+  // the host must wait for the device to copy them. So the flags are copied only if `requested_members` has a member
+  // without a gradient on this rank.
   if (!options_.flags) {
     reduced.has_gradient.assign(filled_.size(), true);
   } else if (!std::ranges::all_of(requested_members, [&](size_t member) { return filled_[member]; })) {

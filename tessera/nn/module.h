@@ -55,7 +55,8 @@ using ForwardPreHook = std::function<void(Module&, TensorRefs& inputs)>;
 using ForwardHook = std::function<void(Module&, TensorRefs& outputs)>;
 using ForwardHookWithInputs = std::function<void(Module&, const TensorRefs& inputs, TensorRefs& outputs)>;
 
-// Runs a module's forward with other input tensors and returns the outputs.
+// A function that is made for one call of a module. It runs the module's forward on `inputs` in place of the input
+// tensors of that call, and returns the outputs.
 using ForwardFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& inputs)>;
 // A wrapper of forward, for activation checkpointing. It is used only in grad mode; hooks run outside of it. The
 // ForwardWrapper is called before forward. Then forward runs in no-grad mode. Then the WrapOutputs that the

@@ -22,10 +22,12 @@ namespace tessera {
 // ranks. `state` is ignored on the other ranks. COLLECTIVE over the group. Error kShape on every rank when the root's
 // dict contains DTensors or ShardedTensors, which cannot be sent.
 StateDict broadcast_processed_state(comm::Group& group, const StateDict& state, int root = 0);
-// Replaces each announced tensor in `value` by the root's values, also inside lists and dicts. `value` is a value of
-// the dict that broadcast_processed_state returned. On every rank the tensors of the result are on `device`. `subject`
-// names the value in messages. COLLECTIVE over the group, with one broadcast for each tensor that has dims. Error
-// kShape, on a rank other than the root, for a tensor with dims that is not a meta tensor.
+// Replaces each announced tensor in `value`, also inside lists and dicts, by a tensor with the root's values. The
+// announced tensors are those with at least one dim; ranks other than the root have meta tensors in their place.
+// `value` is a value of the dict that broadcast_processed_state returned. On every rank the new tensors are on
+// `device`. `subject` names the value in messages. COLLECTIVE over the group, with one broadcast for each announced
+// tensor that has elements. Error kShape, on a rank other than the root, for a tensor with dims that is not a meta
+// tensor.
 StateValue broadcast_state(comm::Group& group, const StateValue& value, c10::Device device, std::string_view subject,
                            int root = 0);
 

@@ -136,8 +136,9 @@ void Engine::begin_driving() {
   worker_registered_ = false;
 }
 
-// Whether a thread of this rank must watch a bell of this rank and advance the works that were started. False if there
-// are no such works, or only a posted collective for which Operation::may_delay_peers() is false.
+// Whether some thread of this rank must now advance the works that were started and, when none can move, sleep on a
+// futex of this rank that its peers wake (a bell, see EventCount in rounds.h). False if there are no such works, or
+// only a collective that was posted (Operation::post()) and for which Operation::may_delay_peers() is false.
 bool Engine::needs_driver() const {
   return !queue_.empty() || !posted_.empty() || !messages_.is_idle() ||
          (front_ && (!front_is_posted_ || front_->operation_->may_delay_peers()));

@@ -316,9 +316,10 @@ void Monitor::on_failure_report(const FailureReport& report) {
     const std::lock_guard lock(in_flight_mutex_);
     starting = std::ranges::any_of(in_flight_, [](const TrackedCall& one) { return !one.work; });
   }
-  // A call in `in_flight_` without a work is a device's call whose start has not returned yet. In this case the
-  // back-end's abort() may block until the start returns. So a separate thread runs `abort_groups_`, and the watchdog's
-  // thread continues and can end the process.
+  // A call whose TrackedCall::work is null is a collective or message on a device: before_device_start() has added it
+  // to `in_flight_`, and the back-end's function that starts it has not returned yet. Until that function returns, the
+  // back-end's abort() may block. So a separate thread runs `abort_groups_`, and the watchdog's thread continues and
+  // can end the process.
   if (starting) {
     abort_thread_ = std::thread(abort_groups_);
   } else {

@@ -62,8 +62,8 @@ class PeerSocket {
   bool has_unsent() const { return open() && sent_ < outgoing_.size(); }
   // Waits for the next frames. Returns none when the deadline passes or the connection ends first.
   std::vector<WatchdogFrame> await(PeerDeadline deadline);
-  // Appends the frames that have arrived; does not block. Returns false when the connection has ended, or when the peer
-  // has sent something else than frames.
+  // Appends to `frames` the frames that have arrived whole since the last call; does not wait for more. Returns false
+  // when the connection has ended, or when the peer has sent data that is not a frame.
   bool receive(std::vector<WatchdogFrame>& frames);
 
  private:

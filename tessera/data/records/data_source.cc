@@ -107,8 +107,8 @@ bool is_word_of(const std::string& text, std::string_view word) {
   return false;
 }
 
-// Returns the name of the first split in kSplits that has a word for which `holds` returns true; null when no split has
-// such a word.
+// kSplits lists for each split the words that name it in file and folder names. Calls `holds` for these words in order,
+// and returns the split named by the first word for which `holds` returns true; null when there is no such word.
 template <class Holds>
 const char* split_where(Holds holds) {
   for (const auto& [split, words] : kSplits) {

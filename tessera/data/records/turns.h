@@ -42,8 +42,9 @@ class TurnFinder {
   // Returns the byte ranges that the turn of assistant message `index` occupies in the rendered text: one range, or two
   // if the template prints the message's text apart from its tool calls. Empty when the turn cannot be found.
   std::vector<AssistantTurn> find(size_t index) const;
-  // The text that the template prints after the last message only if another message follows. Empty when it cannot be
-  // found.
+  // Renders the conversation with one more message at its end. Returns the part of this render behind the place where
+  // text_, the render without that message, ends: the text that closes the last turn, if any, then the added message.
+  // Returns "" when that render fails or does not repeat what text_ has after the mark of the last message.
   std::string text_behind_last() const;
   // True for a message whose tool calls the template does not print.
   bool drops_calls(size_t index) const { return drops_calls_[index]; }

@@ -49,9 +49,11 @@ struct Distribution {
 };
 
 // Overwrites `part`, whose sizes must be region.sizes, with random numbers. bfloat16 and float16 values are computed in
-// float, from fractions with fraction_bits() digits. Integer tensors accept kGeometric and kInteger. On the CPU a loop
-// computes the elements; on other devices fill_by_operations() computes them with ATen operations from the same random
-// bits. Values that are computed with log or cos may differ in the last bits between types of devices.
+// float and then rounded. All distributions but kNormal, kLogNormal and kInteger are computed from uniform numbers in
+// [0, 1) with fraction_bits(dtype of `part`) binary digits, for integer tensors 53. Integer tensors accept kGeometric
+// and kInteger. On the CPU a loop computes the elements; on other devices fill_by_operations() computes them with ATen
+// operations from the same random bits. Values that are computed with log or cos may differ in the last bits between
+// types of devices.
 void fill_random(const at::Tensor& part, const ShardRegion& region, const RandomStreamKey& key,
                  const Distribution& distribution);
 void fill_by_operations(const at::Tensor& part, const ShardRegion& region, const RandomStreamKey& key,

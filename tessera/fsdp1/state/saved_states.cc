@@ -289,9 +289,10 @@ at::Tensor local_state_range(const Fsdp1Units& model, const Fsdp1Units::Paramete
   const auto* value = state ? state->find(name) : nullptr;
   if (!value || layout.own().empty()) return at::empty({0}, at::TensorOptions().dtype(dtype).device(layout.device));
   const at::Tensor tensor = value->tensor().detach().to(layout.device);
-  // A state of a flat parameter has the layout of the shard, so the member's elements are at the same offset as in the
-  // shard. A state of an original parameter (use_orig_params) consists of this rank's range only; without sharding it
-  // has the parameter's shape.
+  // Without use_orig_params, `state` belongs to a flat parameter, and its tensors have the layout of this rank's shard
+  // of the flat parameter. So the elements of original parameter `index` are at the same offset as in the shard. With
+  // use_orig_params, `state` belongs to the original parameter itself, and its tensors hold only the elements of that
+  // parameter that this rank has; if the unit is not sharded, they have the parameter's shape.
   if (!model.use_orig_params()) return unit.member_shard(tensor.reshape({-1}), index);
   return tensor.sizes() == at::IntArrayRef(layout.shape) ? to_storage_order(layout, tensor) : tensor.reshape({-1});
 }

@@ -49,8 +49,10 @@ void top_of_row(const T* row, int64_t columns, int64_t start, int64_t k, std::ve
   std::sort_heap(best.begin(), best.end());
 }
 
-// Writes values and ids [rows, k or fewer] of this rank's columns. If the part has fewer than k columns, the remaining
-// elements keep their fill values, -infinity and the largest id, which sort behind all real candidates.
+// Writes the k largest logits of each row among this rank's columns to `values`, and their ids to `ids`. Both tensors
+// are [rows, min(k, columns of the rank with the most columns)]. If this rank has fewer columns than that, the
+// remaining elements keep the fill values of the caller, -infinity and the largest int64 id, which sort behind all
+// candidates.
 void top_of_part(const at::Tensor& logits, int64_t k, int64_t start, const at::Tensor& values, const at::Tensor& ids,
                  int64_t max_rows) {
   const detail::LogitRows rows(logits);

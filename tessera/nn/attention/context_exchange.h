@@ -19,8 +19,8 @@ namespace tessera::nn {
 class KeyValueExchange {
  public:
   virtual ~KeyValueExchange() = default;
-  // Returns the keys and values that this rank needs in step `step`, and starts the transfer of the keys and values of
-  // the next step, if there is one. The result is undefined if the step has no keys.
+  // Returns the keys and values that this rank needs in step `step`, or an undefined tensor if it needs none in this
+  // step. Starts the transfer of the keys and values of the next step, if there is one.
   virtual at::Tensor receive_step(size_t step) = 0;
   // Sends the gradient of a step's keys and values to the rank that owns them. `gradient` is undefined if
   // receive_step() returned an undefined tensor. At step 0 of kAllToAll, the keys are this rank's own keys and

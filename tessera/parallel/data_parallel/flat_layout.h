@@ -54,8 +54,9 @@ void compact_first(const FlatLayout& layout, const at::TensorBase& gathered);
 // another size.
 void pack_gradient(const FlatLayout& layout, size_t index, const at::Tensor& gradient, const at::Tensor& parts,
                    bool accumulate);
-// Constant tensors that pack_gradients() writes into a buffer, in the gradients' dtype and on their device: ones for
-// the flags of the parameters, zeros for the gaps between gradients.
+// Constant tensors that pack_gradients() copies into a buffer, in the gradients' dtype and on their device. `ones`: the
+// flags at the end of each part, one for each parameter; 1 means that this rank has a gradient for the parameter.
+// `zeros`: the gaps between the gradients.
 struct FillConstants {
   at::Tensor ones{}, zeros{};
 };

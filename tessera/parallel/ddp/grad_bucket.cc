@@ -19,7 +19,8 @@ GradBucket::GradBucket(std::vector<ReplicatedParam*> params, c10::ScalarType dty
   stages_.set_streams(streams_);
   const c10::NoGradGuard no_grad;
   const auto itemsize = static_cast<int64_t>(c10::elementSize(dtype));
-  // A layout with one part: each parameter is one row, and an all-reduce sums the whole buffer.
+  // The buffer is all-reduced as a whole and not split among the ranks. So its FlatLayout has a single part, in which
+  // each parameter is stored as one row of all its elements.
   for (const auto* param : params_) layout_.append(1, local_tensor_of(param->parameter).numel(), itemsize);
   exposed_.assign(params_.size(), false);
 }

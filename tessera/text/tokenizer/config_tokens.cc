@@ -81,8 +81,8 @@ class ConfigTokenCollector {
     tokens_.push_back(std::move(token));
   }
   // Adds a token of the list "extra_special_tokens" or "additional_special_tokens". Does nothing when known_ has the
-  // token's text: the text is then already listed with flags in "added_tokens_decoder", or without this key in
-  // tokenizer.json.
+  // token's text: the flags of this text are then already known from the configuration's "added_tokens_decoder" or, if
+  // the configuration has no "added_tokens_decoder", from tokenizer.json.
   void add_listed(const ConfigToken& named) {
     if (!known_.contains(named.token.content)) add(named);
   }
