@@ -76,7 +76,8 @@ void Response::echo(Choice& choice, const AnswerPiece& piece, std::string& text,
   log_probs = std::move(whole);
 }
 
-// Splits the text of a piece into tool calls, which are added to the choice, and other text, which is returned.
+// Splits the text of `piece` (the part of the answer from one generated token) into tool calls and other text. Appends
+// the tool calls to choice.calls and returns the other text.
 std::string Response::read(Choice& choice, const AnswerPiece& piece) {
   if (!choice.reader) return piece.text;
   std::string text;

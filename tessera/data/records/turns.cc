@@ -280,9 +280,13 @@ size_t TurnFinder::behind_next_character(size_t place) const {
 }
 
 // first_of() finds where the turn begins. How its end is found depends on what the template prints of message `index`:
-// - choose_marks() put the message's mark into the content, and the template prints this mark. Then the turn's text ends at the mark.
+// - choose_marks() put the message's mark into the content, and the template prints this mark. Then the turn's text
+//   ends at the mark.
 // - The template prints neither the content nor tool calls of the message. Then find() returns no turn.
-// - The template prints tool calls of the message, or the content is empty. Then around_bare_text() renders the conversation with only a text in this message, and finds the end of the turn's text by comparison with that render. If this gives no position, the turn ends with the last special token before the next message (AssistantTurn::ends_in_special).
+// - The template prints tool calls of the message, or the content is empty. Then around_bare_text() renders the
+//   conversation with only a text in this message, and finds the end of the turn's text by comparison with that render.
+//   If this gives no position, the turn ends with the last special token before the next message
+//   (AssistantTurn::ends_in_special).
 std::vector<AssistantTurn> TurnFinder::find(size_t index) const {
   const auto first = first_of(index);
   if (!first) return {};

@@ -126,8 +126,9 @@ ROW_TARGET inline void columns_of(const float* x, int64_t x_stride, const Weight
 template <class Weight>
 constexpr int kColumnsOf = sizeof(Weight) == 1 ? kByteColumns : kTileColumns;
 
-// Returns the number of weight rows in a block that stays in the cache while it is multiplied with all rows of x. For
-// few rows of x (kTileRows to kFewRows) the block is one tile wide and stays in the first-level cache.
+// Returns the number of weight rows in a block that stays in the cache while it is multiplied with all rows of x. If x
+// has kTileRows to kFewRows rows, a block has only kColumnsOf<Weight> weight rows (one for each column of a tile) and
+// stays in the first-level cache; 8-bit weights are an exception and use the usual block.
 template <class Weight>
 int64_t cached_rows(int64_t m, int64_t k) {
   constexpr int64_t kFloats = int64_t{1} << 16, kColumns = kColumnsOf<Weight>;

@@ -75,9 +75,9 @@ const char* next_gpt2(const char* p, const Scanner& scan) {
   return spaces(p, scan.run(p, kSpace), scan);
 }
 
-// The end of the match of the Llama 3 or Qwen 2 pattern at p. The blocks are the alternatives in the pattern's order:
-// contraction; letters with at most one other character in front; digits; signs with newlines behind; whitespace up to
-// its last newline; other whitespace.
+// Returns the end of the match of the Llama 3 or Qwen 2 pattern at p. The function tries the alternatives of the
+// pattern in the pattern's order: contraction; letters with at most one other character in front; digits; signs with
+// newlines behind; whitespace up to its last newline; other whitespace.
 const char* next_llama(const char* p, const Scanner& scan, int max_digits) {
   if (*p == '\'') {
     if (const size_t length = contraction(scan, p, true)) return p + length;
