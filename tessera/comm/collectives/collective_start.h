@@ -8,9 +8,9 @@
 //   std::vector<at::Tensor> tensors = {call.keep_output(tensor)};
 //   return call.start([&](c10d::Backend& backend) { return backend.broadcast(tensors, options); });
 //
-X
-// the require functions throw kShape; start() and finished() throw the same errors as PendingCollective::wait(). A
-// CollectiveStart is as thread-safe as its group.
+// A call in which this rank exchanges no data ends with finished() in place of start(). Both are COLLECTIVE over the
+// group; for send and recv, over the two ranks of the message. Errors: the require functions throw kShape; start() and
+// finished() throw the same errors as PendingCollective::wait(). A CollectiveStart is as thread-safe as its group.
 #pragma once
 
 #include <ATen/core/Tensor.h>
