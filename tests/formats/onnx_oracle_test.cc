@@ -35,7 +35,7 @@ class OnnxModels {
       model["inputs"].push_back(input);
       tensors_[name + "/" + input] = tensor.contiguous();
     }
-    if (wanted.defined()) tensors_[name + "//wanted"] = wanted.contiguous();
+    if (wanted.defined()) tensors_[name + "//expected"] = wanted.contiguous();
     models_.push_back(model);
   }
 
