@@ -495,7 +495,7 @@ TEST(PretendBudgets, LaunchesAreAtMostSixtyPercentOfPyTorchs) {
   for (std::string line; std::getline(lines, line);) {
     const auto json = nlohmann::json::parse(line);
     const auto name = json.at("case").get<std::string>();
-    pytorchs[name.substr(0, name.find(' '))] = json.at("peer").get<double>();
+    pytorchs[name.substr(0, name.find(','))] = json.at("peer").get<double>();
   }
   for (const auto& layout : layouts) {
     ASSERT_TRUE(pytorchs.contains(layout.name)) << layout.name;
