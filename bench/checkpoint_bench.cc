@@ -18,6 +18,7 @@
 #include <thread>
 
 #include "bench/harness.h"
+#include "bench/over_ranks.h"
 #include "tessera/base/error.h"
 #include "tessera/base/files/staged.h"
 #include "tessera/base/text/random_hex.h"
@@ -112,12 +113,6 @@ class PeakMemory {
   std::thread thread_;
 };
 
-double max_over_ranks(comm::Group& group, double value) {
-  at::Tensor maximum = at::full({1}, value, at::kDouble);
-  comm::all_reduce(group, maximum, comm::ReduceOp::kMax).wait();
-  return maximum.item<double>();
-}
-
 // Writes the bytes of the state to one file per rank, with fsync.
 void write_with_fsync(const fs::path& folder, int rank, const NamedTensors& state) {
   StagedFile file(folder / fmt::format("plain-{}", rank));
@@ -191,7 +186,7 @@ class Rank {
       for (const auto& [name, tensor] : state_) to_local(tensor).zero_();
       comm::barrier(group_);
       const double seconds = seconds_of([&] { Checkpoint::latest(folder / "ours")->load(state_); });
-      answer["right"] = true_on_all_ranks(has_expected_values(state_));
+      answer["right"] = true_on_all_ranks(group_, has_expected_values(state_));
       return seconds;
     }
     if (op == "gather") return gather(answer);
@@ -222,14 +217,8 @@ class Rank {
       right = right && value.tensor().sizes() == state_[at++].second.sizes() && !is_dtensor(value.tensor());
       result_bytes_ += static_cast<int64_t>(value.tensor().nbytes());
     }
-    answer["right"] = true_on_all_ranks(right);
+    answer["right"] = true_on_all_ranks(group_, right);
     return seconds;
-  }
-
-  bool true_on_all_ranks(bool value) {
-    at::Tensor all = at::full({1}, value ? 1.0 : 0.0);
-    comm::all_reduce(group_, all, comm::ReduceOp::kMin).wait();
-    return all.item<double>() == 1;
   }
 
   std::unique_ptr<CheckpointWriter> make_writer(const fs::path& folder, bool async) {

@@ -15,6 +15,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "bench/harness.h"
+#include "bench/over_ranks.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/backends/backend_choice.h"
 #include "tessera/comm/collectives/collectives.h"
@@ -79,12 +80,6 @@ bool verify(comm::Group& group, const std::string& op, int64_t count, bool share
   return true;
 }
 
-double max_over_ranks(comm::Group& group, double value) {
-  at::Tensor maximum = at::full({1}, value, at::kDouble);
-  comm::all_reduce(group, maximum, comm::ReduceOp::kMax).wait();
-  return maximum.item<double>();
-}
-
 // Returns the group of all ranks. With several hosts, rank r is on the simulated host r % hosts.
 std::shared_ptr<comm::Group> group_of(comm::World& world, int hosts) {
   if (hosts == 1) return world.group();
@@ -118,9 +113,7 @@ int rank_main(int hosts) {
     const bool shared = request.value("shared", false);
     Json answer;
     if (request.value("verify", false)) {
-      at::Tensor right = at::full({1}, verify(group, op, count, shared) ? 1.0 : 0.0);
-      comm::all_reduce(group, right, comm::ReduceOp::kMin).wait();
-      answer["right"] = right.item<double>() == 1;
+      answer["right"] = true_on_all_ranks(group, verify(group, op, count, shared));
     } else {
       const Buffers buffers(group, count, shared);
       for (int i = 0; i < 2; ++i) call(group, op, buffers);
