@@ -28,7 +28,7 @@ double own_bytes(const Signature& call) {
 }
 
 // The cost of a call is computed from the signature that announce() has set before the call. Collectives that take
-// several tensors or lists of tensors are not implemented, because comm::collectives does not use them.
+// several tensors or lists of tensors raise the error of c10d::Backend; comm::collectives does not use them.
 class FakeBackend final : public c10d::Backend, public ComparesSignatures, public HasCapabilities {
  public:
   FakeBackend(int rank, int size, bool one_host, std::shared_ptr<FakeCostAccount> account)

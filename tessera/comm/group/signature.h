@@ -1,8 +1,9 @@
 // Description of a collective in a fixed number of bytes. Ranks compare signatures to detect different calls; the
 // flight recorder stores them.
 //
-//   const Signature mine = sign({.group = "dp", .sequence = 7, .op = Op::kAllReduce, .dtype = at::kFloat, .sizes =
-//   {4}}); if (theirs.hash != mine.hash) raise_disagreement("dp", {{0, mine}, {1, theirs}});
+//   const Signature mine =
+//       sign({.group = "dp", .sequence = 7, .op = Op::kAllReduce, .dtype = at::kFloat, .sizes = {4}});
+//   if (theirs.hash != mine.hash) raise_disagreement("dp", {{0, mine}, {1, theirs}});
 //
 // A Signature may be copied byte by byte between processes of one build. No communication: signature_exchange.h and
 // back-ends send signatures. Everything here is thread-safe.

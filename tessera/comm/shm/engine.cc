@@ -9,7 +9,6 @@ namespace tessera::comm::shm {
 namespace {
 
 using std::chrono::microseconds;
-using std::chrono::milliseconds;
 using std::chrono::nanoseconds;
 
 // How long a thread spins before it sleeps on the futex. A sleep and its wake-up cost at least 5 us on each side, and a
